@@ -134,7 +134,7 @@ class LoopState:
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """Run ``fn(*args)`` on a worker thread, with the context variables of this task. See `Device.offload`."""
         context = contextvars.copy_context()
-        return await self.reactor.jobs.run(lambda: context.run(fn, *args))
+        return await self.reactor.jobs.run(functools.partial(context.run, fn, *args))
 
     def refuse(self) -> None:
         """Refuse new work of streams and coordinators. Any thread. Accepted work goes on."""

@@ -19,6 +19,9 @@ T = TypeVar("T")
 #: Called on the loop with the result and the error; one of the two is None.
 Finish: TypeAlias = Callable[[T | None, BaseException | None], None]
 
+#: Called on the worker thread with a job's name, and its start and end as times of the driver.
+JobWatch: TypeAlias = Callable[[str, float, float], object]
+
 #: This bit is set in the tags of jobs, and clear in the tags of notifiers: both come through one port.
 JOB = 1 << 62
 
@@ -45,7 +48,7 @@ class Jobs:
         The tags of jobs that threads are running, even if the loop is closed.
     """
 
-    __slots__ = ("_crews", "_driver", "_port", "_waiting", "closed", "running")
+    __slots__ = ("_crews", "_driver", "_port", "_waiting", "_watches", "closed", "running")
 
     def __init__(self, driver: Driver, port: Port) -> None:
         self._driver = driver
@@ -53,8 +56,17 @@ class Jobs:
         #: By tag: the function to finish the job, and the list in which the thread leaves the outcome.
         self._waiting: dict[int, tuple[Finish[Any], list[Any]]] = {}
         self._crews: dict[int, _Crew] = {}
+        self._watches: tuple[JobWatch, ...] = ()
         self.closed = False
         self.running: set[int] = set()
+
+    def watch(self, watch: JobWatch) -> None:
+        """Call ``watch(name, start, end)`` on the worker thread after each job, until `unwatch`. It must not raise."""
+        self._watches = (*self._watches, watch)
+
+    def unwatch(self, watch: JobWatch) -> None:
+        """End a `watch`. Does nothing if it has ended."""
+        self._watches = tuple(each for each in self._watches if each != watch)
 
     def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
         """Run ``work`` on a thread of the driver, then ``finish(result, error)`` on the loop."""
@@ -64,10 +76,14 @@ class Jobs:
         outcome: list[Any] = [None, None]
 
         def run() -> None:
+            begun = self._driver.now() if self._watches else 0.0
             try:
                 outcome[0] = work()
             except BaseException as error:  # noqa: BLE001 - the loop gets it
                 outcome[1] = failure_of(error)
+            if begun:
+                for watch in self._watches:
+                    watch(_name(work), begun, self._driver.now())
             self.running.discard(tag)
 
         self._waiting[tag] = finish, outcome
@@ -171,6 +187,16 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+def _name(work: Callable[..., object]) -> str:
+    """Return a name for a job: of its function, or of the function that encloses its lambda."""
+    while isinstance(work, functools.partial):
+        # `Device.offload` runs a function of the program in a context.
+        work = work.args[0] if getattr(work.func, "__name__", "") == "run" and work.args else work.func
+    name = str(getattr(work, "__qualname__", type(work).__qualname__))
+    parts = [part for part in name.split(".") if part not in ("<lambda>", "<locals>")]
+    return parts[-1] if parts else name
 
 
 def _call(function: Callable[[BaseException], object], error: BaseException) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from xml.sax.saxutils import escape, quoteattr
+
+from ._recording import TimelineSpan, kept, shown
 
 __all__ = ["Panel", "TimelineSpan", "draw", "draw_panels"]
 
@@ -43,19 +44,6 @@ _STYLE: Final = (
     ".edge{stroke:#ffffff}@media(prefers-color-scheme:dark){.page{fill:#0f141a}.ink{fill:#e6ebf1}.note{fill:#b4bfca}.line{stroke:#29323d}"
     ".tick{stroke:#3a4653}.edge{stroke:#0f141a}}</style>"
 )
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-class TimelineSpan(NamedTuple):
-    """One operation. Times are microseconds since the timeline began."""
-
-    stream: str
-    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …
-    start_us: float
-    end_us: float
-    operation: int  #: id of the operation
-    kernel: str | None = None  #: name of the kernel of a launch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,15 +146,25 @@ def _bar(span: TimelineSpan, top: float, axis: _Axis, start_us: float) -> str:
     x = LEFT + ((span.start_us - start_us) / 1e3 - axis.origin) * axis.scale
     width = max(THINNEST, (span.end_us - span.start_us) / 1e3 * axis.scale)
     y = top + (ROW - height) / 2
-    what = span.kind if span.kernel is None else f"{span.kind} {span.kernel}"
-    begin, end = ((each - start_us) / 1e3 for each in (span.start_us, span.end_us))
-    tooltip = f"{what} on {span.stream}: {begin:.3f} to {end:.3f} ms"
+    label = "" if span.label is None else f"data-label={_attribute(span.label)} "
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
         f'fill="{COLOURS.get(span.kind, OTHER)}" class="edge" stroke-width="{0.8 if width > 4 else 0}" '
-        f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
-        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(tooltip)}</title></rect>'
+        f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} {label}"
+        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}">'
+        f"<title>{_text(_tooltip(span, start_us))}</title></rect>"
     )
+
+
+def _tooltip(span: TimelineSpan, start_us: float) -> str:
+    what = span.kind if span.kernel is None else f"{span.kind} {shown(span.kernel)}"
+    begin, end = ((each - start_us) / 1e3 for each in (span.start_us, span.end_us))
+    lines = [f"{what} on {shown(span.stream)}: {begin:.3f} to {end:.3f} ms"]
+    if span.label is not None:
+        lines.append(f"label {shown(span.label)}")
+    if span.nbytes:
+        lines.append(f"{span.nbytes:,} bytes")
+    return "\n".join(lines)
 
 
 def _legend(spans: Sequence[TimelineSpan]) -> list[str]:
@@ -199,8 +197,8 @@ def _short(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(_NOT_XML.sub("\ufffd", text))
+    return escape(kept(text))
 
 
 def _attribute(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("\ufffd", text))
+    return quoteattr(kept(text))

@@ -1,21 +1,33 @@
-"""Timeline: when each operation of a device began and ended, and its trace for Perfetto."""
+"""Timeline: when each operation of a device began and ended, what it waited for, and what the host did meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import itertools
-import json
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._event import Event
 from ..completion._operation import Operation
+from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
+from ..driver._clock import running_clock
 from ..errors import AiocudaError
-from ._drawing import TimelineSpan, draw
+from ._drawing import draw
 from ._listener import DeviceListener
+from ._loop_monitor import LoopMonitor
+from ._page import page_of
+from ._recording import HostSlice, Recording, TimelineSpan
+from ._trace import trace, trace_of
 
-__all__ = ["Timeline", "TimelineSpan"]
+__all__ = ["Timeline", "TimelineSpan", "trace"]
+
+IN_FLIGHT = "operations in flight"
+ON_HOST = "operations on the host"
+MEMORY = "device memory, bytes"
 
 
 class Timeline(DeviceListener):
@@ -23,21 +35,30 @@ class Timeline(DeviceListener):
 
     The times are those of a timing event before and after each operation (``cuEventElapsedTime``). Their resolution is
     half a microsecond; after 8 s it is lower, because CUDA returns milliseconds in single precision. In the block, each
-    operation costs the host a few microseconds more; after the block, nothing::
+    operation costs the host some ten microseconds more; after the block, nothing::
 
         async with Timeline(device) as timeline:
             async for result in pipeline.run(items):
                 ...
+        Path("overlap.html").write_text(timeline.to_html(), encoding="utf-8")
         Path("overlap.svg").write_text(timeline.to_svg(), encoding="utf-8")
         Path("overlap.json").write_text(timeline.to_trace(), encoding="utf-8")  # for https://ui.perfetto.dev
 
     A copy of pageable memory has chunks: its span begins with the first and ends with the last. At the end of the
     block, the timeline waits for the operations of this event loop.
 
+    The timeline also records the host: iterations of the event loops in which operations begin or end, iterations that
+    block a loop for more than 5 ms, the awaits that operations resume, jobs of the device's worker threads, and the
+    numbers of operations and bytes. Host times are put on the axis of the device times as late as causality allows, so
+    that no operation ends after the await that it resumed; their error is at most `accuracy_us`.
+
+    Several timelines and profilers may listen to a device at the same time. A second block of the same timeline
+    replaces what the first one has recorded.
+
     Parameters
     ----------
     device
-        The device of the streams. Only one timeline or profiler can listen to a device at a time.
+        The device of the streams.
 
     Attributes
     ----------
@@ -56,83 +77,222 @@ class Timeline(DeviceListener):
         self.untimed = 0
         self._base: Event | None = None
         self._chunks: dict[int, list[tuple[float, float]]] = {}  # by the id of an unfinished copy
+        self._waited_for: dict[int, tuple[int, ...]] = {}  # by the id of an unfinished operation
+        self._following: dict[StreamQueue, list[int]] = {}  # the next operation of the queue waits for these
+        self._in_flight: set[int] = set()
+        self._on_host: dict[StreamQueue, int] = {}
+        self._counters: dict[str, list[tuple[float, int]]] = {}
+        self._monitors: dict[asyncio.AbstractEventLoop, LoopMonitor] = {}
+        self._watched: list[Callable[[], None]] = []  # functions that end the watch of worker threads
+        self._jobs: list[HostSlice] = []
+        self._clock: Callable[[], float] = device.driver.now
+        self._began = 0.0
+        self._host_zero = 0.0
+        self._changing = threading.Lock()  # held while the base is used, a loop gets its monitor, or the block ends
 
     async def __aenter__(self) -> Self:
         with contextlib.ExitStack() as listening:
             listening.enter_context(self.device.listen(self))
+            self._forget()
             async with self.device.stream(name="timeline") as stream:
+                self._began = self._clock()
                 base = stream.record(timing=True)
                 await base
+                self._host_zero = self._clock()
             self._base = base  # operations that finish before this are not part of the block
+            self._monitor()
             self._listening = listening.pop_all()
         return self
 
-    def _on_stopped(self) -> None:
+    @property
+    def accuracy_us(self) -> float:
+        """The largest error of host times on the axis of the device times, in microseconds.
+
+        It is the time in which the first event of the timeline was recorded and seen, less what later operations show.
+        """
+        return max(0.0, (self._host_zero - self._began) * 1e6)
+
+    def _forget(self) -> None:
+        """Begin anew: times of another block have another zero."""
+        self.spans, self.untimed = [], 0
+        self._counters, self._jobs, self._monitors = {}, [], {}
+        self._forget_unfinished()
+
+    def _forget_unfinished(self) -> None:
         self._chunks.clear()
-        base, self._base = self._base, None
+        self._waited_for.clear()
+        self._following.clear()
+        self._in_flight.clear()
+        self._on_host.clear()
+
+    def _on_stopped(self) -> None:
+        with self._changing:
+            base, self._base = self._base, None
+            watched, self._watched = self._watched, []
+        for monitor in self._monitors.values():
+            monitor.stop()
+        for end in watched:
+            end()
+        self._forget_unfinished()
         if base is not None and self.device.driver.fault is None:
             base.release()
 
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def on_follow(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+        """Note that the next operation of a queue waits for one of another stream, which no "wait" shows."""
+        self._following.setdefault(queue, []).append(operation.id)
+
+    def on_submit(self, operation: Operation[Any]) -> None:
+        """Note what an operation waits for."""
+        super().on_submit(operation)
+        own = stream_operation(operation)
+        waited_for = self._following.pop(own.queue, [])
+        if own.waits_for is not None:
+            waited_for.append(own.waits_for.id)
+        if waited_for:
+            copy = own.part_of
+            key = operation.id if copy is None else copy.id
+            self._waited_for[key] = (*self._waited_for.get(key, ()), *waited_for)
+        if operation.kind != INTERNAL:
+            self._in_flight.add(operation.id)
+        self._note_counts(self._touch(), own.queue)
+
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
+        if copy is None:
+            self._in_flight.discard(operation.id)
+            waited_for = self._waited_for.pop(operation.id, ())
         if self._base is None:
             return
-        times = self._times(self._base, start, end) if start else None
+        at = self._touch()
+        times = self._times(start, end) if start else None
+        if times is not None:
+            self._host_zero = min(self._host_zero, at - times[1] * 1e-6)
         if copy is not None:
             if times is not None:
                 self._chunks.setdefault(copy, []).append(times)
             return
+        own = stream_operation(operation)
+        self._note_counts(at, own.queue)
         chunks = self._chunks.pop(operation.id, [])
+        name, kind, kernel, label = operation.stream_name, operation.kind, operation.kernel, operation.label
+        if own.is_awaited:
+            self._note_await(own, kernel or kind, label)
         if times is None:
             self.untimed += 1
             return
         begin = min((chunk[0] for chunk in chunks), default=times[0])
-        name, kind, kernel = operation.stream_name, operation.kind, operation.kernel
-        self.spans.append(TimelineSpan(name, kind, begin, times[1], operation.id, kernel))
+        self.spans.append(
+            TimelineSpan(name, kind, begin, times[1], operation.id, kernel, label, operation.nbytes, waited_for)
+        )
 
-    def _times(self, base: Event, start: int, end: int) -> tuple[float, float] | None:
+    def _times(self, start: int, end: int) -> tuple[float, float] | None:
         elapsed = self.device.driver.event_elapsed_ms
-        try:
-            return elapsed(base.handle, start) * 1e3, elapsed(base.handle, end) * 1e3
-        except AiocudaError:  # after a device fault, which every waiter gets
-            return None
+        with self._changing:  # another loop's thread may end the block meanwhile, and release the event
+            if self._base is None:
+                return None
+            try:
+                return elapsed(self._base.handle, start) * 1e3, elapsed(self._base.handle, end) * 1e3
+            except AiocudaError:  # after a device fault, which every waiter gets
+                return None
+
+    def _note_await(self, operation: StreamOperation[Any], name: str, label: str | None) -> None:
+        monitor = self._monitor()
+        if monitor is not None:
+            suspended = operation.waiters is not None
+            monitor.resume(operation.id, name, label, soon=suspended)
+
+    # -- the host ------------------------------------------------------------------------------------------------
+
+    def _touch(self) -> float:
+        monitor = self._monitor()
+        return self._clock() if monitor is None else monitor.touch()
+
+    def _monitor(self) -> LoopMonitor | None:
+        """Return the monitor of the running loop; None outside of loops and of the block."""
+        loop = asyncio._get_running_loop()
+        monitor = None if loop is None else self._monitors.get(loop)
+        if monitor is None and loop is not None:
+            with self._changing:
+                if self._base is None:
+                    return None
+                monitor = self._monitors[loop] = LoopMonitor(loop, self._clock, timer=running_clock() is None)
+                loop_state = resources_of(self.device).loop_states.get(loop)
+                if loop_state is not None:
+                    jobs = loop_state.reactor.jobs
+                    jobs.watch(self._on_job)
+                    self._watched.append(functools.partial(jobs.unwatch, self._on_job))
+            monitor.start(functools.partial(self._on_beat, loop))
+        return monitor
+
+    def _on_job(self, name: str, start: float, end: float) -> None:
+        """Note a job. A worker thread calls it."""
+        self._jobs.append(HostSlice(threading.get_ident(), name, start, end))
+
+    def _on_beat(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        """Count the operations that wait on the host: no hook is called when they begin to."""
+        loop_state = resources_of(self.device).loop_states.get(loop)
+        for queue in () if loop_state is None else tuple(loop_state.queues):
+            self._note_counts(at, queue)
+
+    def _note_counts(self, at: float, queue: StreamQueue) -> None:
+        self._count(IN_FLIGHT, at, len(self._in_flight))
+        self._count(MEMORY, at, self.device.memory.live_bytes)
+        entries = len(queue.host_queue.entries)
+        if entries or queue in self._on_host:
+            self._on_host[queue] = entries
+            self._count(ON_HOST, at, sum(tuple(self._on_host.values())))
+
+    def _count(self, name: str, at: float, value: int) -> None:
+        values = self._counters.setdefault(name, [])
+        if not values or values[-1][1] != value:
+            values.append((at, value))
+
+    # -- outputs -------------------------------------------------------------------------------------------------
+
+    def recording(self) -> Recording:
+        """Return everything that has been recorded so far. `to_trace` and `to_html` are made from it."""
+        return Recording(
+            f"{self.device.name} ({self.device.driver.name} driver)",
+            sorted(self.spans, key=lambda span: span.operation),  # the rows are in the order of first use
+            [monitor.record() for monitor in tuple(self._monitors.values())],
+            tuple(self._jobs),
+            {name: tuple(values) for name, values in tuple(self._counters.items())},
+            self._host_zero,
+            self.accuracy_us,
+        )
 
     def to_svg(self, title: str | None = None) -> str:
         """Return a picture with a row for each stream and a rectangle for each operation; time goes from left to right.
 
-        Each operation is a ``<rect>`` with ``data-stream``, ``data-kind``, ``data-start-us`` and ``data-end-us``. There
-        are no other ``<rect>`` elements.
+        Each operation is a ``<rect>`` with ``data-stream``, ``data-kind``, ``data-start-us`` and ``data-end-us``, and
+        ``data-label`` if it has a label. There are no other ``<rect>`` elements. Labels have at most 1000 characters.
         """
-        in_order = sorted(self.spans, key=lambda span: span.operation)  # the rows are in the order of first use
-        return draw(in_order, title or f"Streams of {self.device.name} ({self.device.driver.name} driver)")
+        recording = self.recording()
+        return draw(recording.spans, title or f"Streams of {recording.device}")
+
+    def to_html(self, title: str | None = None) -> str:
+        """Return a page for a browser, to zoom into the timeline, to search it, and to see what waited for what.
+
+        The page is complete in one file: it needs no server and no network, and loads nothing. It shows the streams,
+        and the rows of the host; a selected operation shows its label, its bytes, and arrows to the operations that it
+        waited for and to the await that it resumed.
+        """
+        recording = self.recording()
+        return page_of([recording], title or f"Timeline of {recording.device}")
 
     def to_trace(self) -> str:
         """Return a trace as JSON in Chrome's format, for https://ui.perfetto.dev and ``chrome://tracing``.
 
-        Each stream is a thread. Each operation is a slice, with the name of its kernel or its kind; the kind is also
-        its category. An operation that ends after the next one begins is cut there: the overlap is an error of the
-        timing events' resolution.
+        Each stream is a thread of the device's process. Each operation is a slice, with the name of its kernel or its
+        kind; the kind is also its category, and its arguments are its id, its label and its bytes. An operation that
+        ends after the next one begins is cut there: the overlap is an error of the timing events' resolution.
+
+        Arrows (flows) lead from an operation to a wait for it, and to the await that it resumed. The process of the
+        host has threads for event loops, their blocked iterations, awaits and worker threads, and counters of the
+        operations in flight, the operations that wait on the host, and the device memory in use.
         """
-        in_order = sorted(self.spans, key=lambda span: span.operation)
-        return trace(in_order, f"{self.device.name} ({self.device.driver.name} driver)")
+        return trace_of([self.recording()])
 
     def __repr__(self) -> str:
         return f"<Timeline of {self.device.name}: {len(self.spans)} operation{'s' * (len(self.spans) != 1)}>"
-
-
-def trace(spans: Sequence[TimelineSpan], title: str) -> str:
-    """Return spans as JSON in Chrome's trace format, with a thread for each stream; times are microseconds.
-
-    The slices of one thread must nest. The operations of a stream follow each other, but their times may overlap by
-    the resolution of a timing event, half a microsecond: so each span ends where the next one begins.
-    """
-    rows = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in spans), 1)}
-    events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": title}}]
-    for name, row in rows.items():
-        events.append({"ph": "M", "pid": 1, "tid": row, "name": "thread_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": 1, "tid": row, "name": "thread_sort_index", "args": {"sort_index": row}})
-        own = sorted((span for span in spans if span.stream == name), key=lambda span: (span.start_us, span.end_us))
-        for span, after in itertools.zip_longest(own, own[1:]):
-            end = span.end_us if after is None else min(span.end_us, after.start_us)
-            event = {"ph": "X", "pid": 1, "tid": row, "name": span.kernel or span.kind, "cat": span.kind}
-            events.append({**event, "ts": span.start_us, "dur": end - span.start_us})
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})

@@ -1,0 +1,130 @@
+"""LoopMonitor: the iterations of an event loop, those that block it, and the waits that resume in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from ._recording import LoopRecord, Resume
+
+__all__ = ["BLOCKED", "HEARTBEAT", "LoopMonitor"]
+
+#: Seconds. A longer iteration blocks the loop: the library itself lets none of its iterations take 5 ms.
+BLOCKED: Final = 5e-3
+#: Seconds between two timers, so that each iteration of twice this length makes one of them late by `BLOCKED`.
+HEARTBEAT: Final = 5e-3
+#: Seconds. A shorter iteration in which only the timer ran is left out.
+IDLE: Final = 1e-4
+
+
+class LoopMonitor:
+    """Observes one event loop from `start` to `stop`.
+
+    An iteration is noticed if a hook or the timer runs in it. Its slice begins there, and ends in a function that
+    `call_soon` has put into the next iteration; functions that were scheduled earlier run before that. Other iterations
+    show only if they make the timer late: then the slice begins when the timer was due. The monitor schedules nothing
+    else, so an idle loop wakes for the timer only.
+
+    Parameters
+    ----------
+    loop
+        All methods but `stop` and `record` run on its thread.
+    now
+        The clock.
+    timer
+        False for a loop in virtual time, in which nothing takes time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], *, timer: bool) -> None:
+        self.loop = loop
+        self._now = now
+        self._has_timer = timer
+        self._on_beat: Callable[[float], object] | None = None
+        self._iterations: list[tuple[float, float]] = []
+        self._late: list[tuple[float, float]] = []
+        self._resumes: list[Resume] = []
+        self._begun: float | None = None
+        self._noticed_by_hook = False
+        self._due = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def start(self, on_beat: Callable[[float], object]) -> None:
+        """Begin. ``on_beat`` is called with the time whenever the timer runs."""
+        self._on_beat = on_beat
+        if self._has_timer:
+            self._arm(self._now())
+
+    def stop(self) -> None:
+        """Schedule nothing more. Another thread may call it: then the last timer runs, and does nothing."""
+        self._stopped = True
+        self._on_beat = None
+        if asyncio._get_running_loop() is self.loop:
+            if self._handle is not None:
+                self._handle.cancel()
+            if self._begun is not None:
+                self._iterations.append((self._begun, self._now()))
+                self._begun = None
+
+    def touch(self) -> float:
+        """Notice the present iteration, in a hook. Return the time."""
+        self._noticed_by_hook = True
+        return self._notice()
+
+    def resume(self, operation: int, name: str, label: str | None, *, soon: bool) -> None:
+        """Record that an operation wakes a task.
+
+        With ``soon`` the task is suspended: it continues in the next iteration, after a function that is scheduled here,
+        before the task is woken. Otherwise its ``await`` continues without suspending it.
+        """
+        if soon and not self._stopped:
+            self.loop.call_soon(self._resumed, operation, name, label)
+        else:
+            self._resumed(operation, name, label)
+
+    def record(self) -> LoopRecord:
+        """Return what was recorded so far. Any thread may call it."""
+        iterations = tuple(self._iterations)
+        long = [each for each in iterations if each[1] - each[0] > BLOCKED]
+        blocked, at = list(long), 0
+        for start, end in tuple(self._late):
+            while at < len(long) and long[at][1] < start:
+                at += 1
+            if at == len(long) or long[at][0] > end:
+                blocked.append((start, end))
+        return LoopRecord(iterations, tuple(sorted(blocked)), tuple(self._resumes))
+
+    def _notice(self) -> float:
+        now = self._now()
+        if self._begun is None and not self._stopped:
+            self._begun = now
+            self.loop.call_soon(self._end)
+        return now
+
+    def _end(self) -> None:
+        begun, self._begun = self._begun, None
+        by_hook, self._noticed_by_hook = self._noticed_by_hook, False
+        if begun is not None:
+            now = self._now()
+            if by_hook or now - begun > IDLE:
+                self._iterations.append((begun, now))
+
+    def _resumed(self, operation: int, name: str, label: str | None) -> None:
+        if not self._stopped:
+            at = self.touch()
+            self._resumes.append(Resume(at, len(self._iterations), operation, name, label))
+
+    def _arm(self, now: float) -> None:
+        self._due = now + HEARTBEAT
+        self._handle = self.loop.call_later(HEARTBEAT, self._beat)
+
+    def _beat(self) -> None:
+        if self._stopped:
+            return
+        now = self._notice()
+        if now - self._due > BLOCKED:
+            self._late.append((self._due, now))
+        if self._on_beat is not None:
+            self._on_beat(now)
+        self._arm(now)

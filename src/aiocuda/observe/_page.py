@@ -1,0 +1,70 @@
+"""Timelines as one HTML page. `_page.html` is its template."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ._drawing import COLOURS
+from ._recording import Recording, kept
+from ._rows import Rows, rows_of
+
+__all__ = ["page_of"]
+
+#: Characters that could end a script element, or a line of JavaScript. JSON has an escape for each.
+_ESCAPES: Final = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
+
+_PLACES: Final = re.compile("@(TITLE|POLICY|DATA)@")
+
+
+def page_of(recordings: Sequence[Recording], title: str) -> str:
+    """Return a page that shows recordings. It needs no other file.
+
+    All texts of the program are in a block of JSON, and the page puts them into the document as text. Its policy allows
+    only its own script and style.
+    """
+    template = importlib.resources.files(__package__).joinpath("_page.html").read_text(encoding="utf-8")
+    (script,) = re.findall("<script>(.*?)</script>", template, re.DOTALL)
+    (style,) = re.findall("<style>(.*?)</style>", template, re.DOTALL)
+    values = {
+        "TITLE": html.escape(kept(title)),
+        "POLICY": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'",
+        "DATA": json.dumps(_data(rows_of(recordings), kept(title)), separators=(",", ":")).translate(_ESCAPES),
+    }
+    return _PLACES.sub(lambda place: values[place.group(1)], template)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(rows: Rows, title: str) -> dict[str, Any]:
+    """Return the data of the page. Each text is there once, and the slices have its number."""
+    texts: dict[str, int] = {}
+
+    def number(text: str | None) -> int:
+        return -1 if text is None else texts.setdefault(kept(text), len(texts))
+
+    slices = [
+        [
+            number(each.kind), number(each.name), number(each.label), round(each.start_us, 3),
+            round(each.end_us - each.start_us, 3), each.operation, each.nbytes,
+        ]
+        for each in rows.slices
+    ]  # fmt: skip
+    return {
+        "title": title,
+        "accuracy_us": round(max((each.accuracy_us for each in rows.recordings), default=0.0), 3),
+        "devices": [kept(each.device) for each in rows.recordings],
+        "rows": [[number(row.name), row.recording, int(row.is_host), row.first, row.last] for row in rows.rows],
+        "slices": slices,
+        "arrows": [[int(each.kind == "await"), each.source, each.target] for each in rows.arrows],
+        "colours": COLOURS,
+        "texts": list(texts),
+    }

@@ -1,0 +1,104 @@
+"""Traces in Chrome's JSON format, for https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ._recording import Recording, TimelineSpan, kept
+from ._rows import Row, Rows, Slice, rows_of
+
+__all__ = ["trace", "trace_of"]
+
+#: Microseconds. An arrow begins this long before the end of its slice, since a reader of the format has closed the
+#: slice at its end.
+BEFORE_END = 0.001
+
+
+def trace(spans: Sequence[TimelineSpan], title: str) -> str:
+    """Return spans as JSON in Chrome's trace format, with a thread for each stream; times are microseconds."""
+    return trace_of([Recording(title, spans)])
+
+
+def trace_of(recordings: Sequence[Recording]) -> str:
+    """Return recordings as JSON in Chrome's trace format.
+
+    Each device is a process whose threads are its streams. Its host is another one, with threads for event loops, their
+    blocked iterations, awaits and workers. The slices of one thread must not overlap: the operations of a stream follow
+    each other, but their times may overlap by the resolution of a timing event, half a microsecond.
+    """
+    rows = rows_of(recordings)
+    events: list[dict[str, Any]] = []
+    for number, recording in enumerate(recordings):
+        events.append(_note(2 * number + 1, "process_name", name=kept(recording.device)))
+        if any(row.recording == number and row.is_host for row in rows.rows) or recording.counters:
+            events.append(_note(2 * number + 2, "process_name", name=f"host of {kept(recording.device)}"))
+    threads = _threads(rows.rows)
+    places = []  # (process, thread, start, end) of each slice, as written
+    for row, (process, thread) in zip(rows.rows, threads, strict=True):
+        events.append(_note(process, "thread_name", thread, name=kept(row.name)))
+        events.append(_note(process, "thread_sort_index", thread, sort_index=thread))
+        for each in rows.slices[row.first : row.last]:
+            start, end = round(each.start_us, 3), round(each.end_us, 3)
+            places.append((process, thread, start, end))
+            events.append(_slice(each, process, thread, start, end))
+    events += _flows(rows, places)
+    events += _counters(rows)
+    accuracy = max((recording.accuracy_us for recording in recordings), default=0.0)
+    document = {
+        "displayTimeUnit": "ms", "traceEvents": events, "otherData": {"host_time_accuracy_us": round(accuracy, 3)}
+    }  # fmt: skip
+    return json.dumps(document, allow_nan=False)
+
+
+def _threads(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """Return process and thread of each row; the threads of a process are counted from 1."""
+    counts: dict[int, int] = {}
+    threads = []
+    for row in rows:
+        process = 2 * row.recording + 1 + row.is_host
+        counts[process] = counts.get(process, 0) + 1
+        threads.append((process, counts[process]))
+    return threads
+
+
+def _note(process: int, name: str, thread: int | None = None, /, **arguments: object) -> dict[str, Any]:
+    event: dict[str, Any] = {"ph": "M", "pid": process, "name": name, "args": arguments}
+    return event if thread is None else event | {"tid": thread}
+
+
+def _slice(each: Slice, process: int, thread: int, start: float, end: float) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    if each.operation:
+        arguments["operation"] = each.operation
+    if each.label is not None:
+        arguments["label"] = kept(each.label)
+    if each.nbytes:
+        arguments["bytes"] = each.nbytes
+    return {
+        "ph": "X", "pid": process, "tid": thread, "name": kept(each.name), "cat": each.kind,
+        "ts": start, "dur": round(end - start, 3), "args": arguments,
+    }  # fmt: skip
+
+
+def _flows(rows: Rows, places: Sequence[tuple[int, int, float, float]]) -> Iterator[dict[str, Any]]:
+    """Yield the two ends of each arrow. A reader needs the begin of an arrow before its end in time, and in slices."""
+    for number, arrow in enumerate(rows.arrows, 1):
+        process, thread, first, last = places[arrow.source]
+        to_process, to_thread, begin, end = places[arrow.target]
+        leaves = min(max(first, last - BEFORE_END), end)
+        if leaves < first:
+            continue  # the resolution of the events has turned them round
+        flow = {"name": arrow.kind, "cat": "flow", "id": number}
+        yield {**flow, "ph": "s", "pid": process, "tid": thread, "ts": round(leaves, 3)}
+        arrives = max(begin, leaves)
+        yield {**flow, "ph": "f", "bp": "e", "pid": to_process, "tid": to_thread, "ts": round(arrives, 3)}
+
+
+def _counters(rows: Rows) -> Iterator[dict[str, Any]]:
+    for number, recording in enumerate(rows.recordings):
+        for name, values in recording.counters.items():
+            for at, value in values:
+                when = round(recording.microseconds(at) + rows.offsets[number], 3)
+                yield {"ph": "C", "pid": 2 * number + 2, "name": name, "ts": when, "args": {name: value}}
