@@ -185,6 +185,9 @@ class DeviceResources:
 
     def mark_closed(self) -> None:
         """Note that the device is closed: it destroys the streams that are open, or leaves them."""
+        if not self.closed:
+            for observer in OPEN_DEVICES.observers:
+                observer.closing(self.device)
         self.closed = self.streams.closed = True
 
     def busy_elsewhere(self) -> bool:

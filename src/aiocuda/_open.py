@@ -17,6 +17,7 @@ from ._checks import check_integer, flag
 from ._device import Device
 from ._device_resources import resources_of
 from ._log import log, prepare
+from ._open_devices import OPEN_DEVICES
 from ._types import DeviceProperties, SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
@@ -234,6 +235,12 @@ class _Opening:
         except BaseException:
             if owned:
                 driver.close()
+            raise
+        try:
+            for observer in OPEN_DEVICES.observers:
+                await observer.opened(device)
+        except BaseException:
+            await device.__aexit__(*sys.exc_info())  # no caller gets it
             raise
         return device
 

@@ -9,7 +9,17 @@ from typing import Any, Protocol
 
 from .errors import DeviceFault
 
-__all__ = ["OPEN_DEVICES", "OpenDevices", "OpenedDevice"]
+__all__ = ["OPEN_DEVICES", "DeviceObserver", "OpenDevices", "OpenedDevice"]
+
+
+class DeviceObserver(Protocol):
+    """An object that is notified of every device that the process opens and closes, in all loops and threads."""
+
+    async def opened(self, device: Any, /) -> None:
+        """Called in the loop that has opened the device, before the program gets it."""
+
+    def closing(self, device: Any, /) -> None:
+        """Called when no operation is left, or when the device is abandoned; before its resources are freed."""
 
 
 class OpenedDevice(Protocol):
@@ -32,6 +42,7 @@ class OpenDevices:
 
     def __init__(self) -> None:
         self._opened: tuple[weakref.ref[OpenedDevice], ...] = ()
+        self.observers: tuple[DeviceObserver, ...] = ()  #: for `aiocuda trace`
         self._replacing = threading.Lock()
 
     def add(self, device: OpenedDevice) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``aiocuda demo``, ``info``, ``doctor`` and ``bench``.
+"""The command line: ``aiocuda demo``, ``info``, ``doctor``, ``bench`` and ``trace``.
 
 Files
     `_app`        commands, options and exit codes
@@ -11,8 +11,9 @@ Files
     `_report`     the result of the demo, and its JSON
     `_doctor`     ``aiocuda doctor``
     `_bench`      ``aiocuda bench``
+    `_trace_command`  ``aiocuda trace``: runs a script, and records every device that it opens
 
-Only `_app` and the modules `_screen` need the packages of the extra ``cli``.
+Only `_app`, `_trace_command` and the modules `_screen` need the packages of the extra ``cli``.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from ._files import File, Skipped, standard_library
 from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport
 from ._screen import OutputConsole, ProgressBar, show_info, show_report
+from ._trace_command import trace
 
 __all__ = ["run"]
 
@@ -195,6 +196,9 @@ def bench(
         return 0 if all(row.error is None for row in report.rows) else 1
 
     return _run(work)
+
+
+app.command()(trace)
 
 
 #: The properties of a device that ``aiocuda info`` shows as features.

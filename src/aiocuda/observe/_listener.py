@@ -39,9 +39,13 @@ class DeviceListener(Instrument, abc.ABC):
             if kind is None:
                 await self.device.drain()
         finally:
-            self._listening.close()
-            self._copy_of_chunk.clear()
-            self._on_stopped()
+            self.stop()
+
+    def stop(self) -> None:
+        """End the block without waiting for operations. Any thread may call it; a second call does nothing."""
+        self._listening.close()
+        self._copy_of_chunk.clear()
+        self._on_stopped()
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""

@@ -7,7 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["LABEL_KEPT", "LABEL_SHOWN", "HostSlice", "LoopRecord", "Recording", "Resume", "TimelineSpan", "kept", "shown"]
+__all__ = [
+    "LABEL_KEPT",
+    "LABEL_SHOWN",
+    "HostSlice",
+    "LoopRecord",
+    "Recording",
+    "Resume",
+    "TimelineSpan",
+    "kept",
+    "merged",
+    "offsets_us",
+    "shown",
+]
 
 #: Characters of a label that a picture or a page shows; a longer text would cover the operations beside it.
 LABEL_SHOWN: Final = 80
@@ -107,3 +119,22 @@ class Recording:
     def microseconds(self, seconds: float) -> float:
         """Return a time of the driver's clock on the axis of the device times."""
         return (seconds - self.host_zero) * 1e6
+
+
+def offsets_us(recordings: Sequence[Recording]) -> list[float]:
+    """Return for each recording the microseconds from the earliest device time 0 of all recordings to its own."""
+    zero = min((each.host_zero for each in recordings), default=0.0)
+    return [(each.host_zero - zero) * 1e6 for each in recordings]
+
+
+def merged(recordings: Sequence[Recording]) -> list[TimelineSpan]:
+    """Return the spans of all recordings on one axis. With several, the number of the device precedes each stream."""
+    if len(recordings) == 1:
+        return list(recordings[0].spans)
+    return [
+        span._replace(
+            stream=f"{number}: {span.stream}", start_us=span.start_us + offset, end_us=span.end_us + offset
+        )
+        for number, (recording, offset) in enumerate(zip(recordings, offsets_us(recordings), strict=True), 1)
+        for span in recording.spans
+    ]

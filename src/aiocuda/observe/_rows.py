@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ._recording import LoopRecord, Recording, TimelineSpan
+from ._recording import LoopRecord, Recording, TimelineSpan, offsets_us
 
 __all__ = ["Arrow", "Row", "Rows", "Slice", "rows_of"]
 
@@ -51,7 +51,7 @@ class Rows:
     slices: list[Slice] = dataclasses.field(default_factory=list)
     arrows: list[Arrow] = dataclasses.field(default_factory=list)
     #: For each recording the microseconds from the first one's zero to its own zero.
-    offsets: list[float] = dataclasses.field(default_factory=list)
+    offsets: Sequence[float] = ()
 
     def add(self, name: str, recording: int, is_host: bool, slices: Iterable[Slice]) -> None:
         """Append a row, if it has slices."""
@@ -66,8 +66,7 @@ class Rows:
 
 def rows_of(recordings: Sequence[Recording]) -> Rows:
     """Return the rows of all recordings: for each one its streams, then the rows of the host."""
-    zero = min((each.host_zero for each in recordings), default=0.0)
-    rows = Rows(recordings, offsets=[(each.host_zero - zero) * 1e6 for each in recordings])
+    rows = Rows(recordings, offsets=offsets_us(recordings))
     for number, recording in enumerate(recordings):
         _add_streams(rows, number, recording.spans)
         loops = len(recording.loops)

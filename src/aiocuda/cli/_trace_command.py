@@ -1,0 +1,195 @@
+"""``aiocuda trace``: run a script, and record every device that it opens."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Final, NamedTuple
+
+import typer
+
+from ..observe._drawing import COLOURS, draw
+from ..observe._page import page_of
+from ..observe._process_tracer import ProcessTracer
+from ..observe._recording import Recording, merged
+from ..observe._trace import trace_of
+from ._report import printable
+
+__all__ = ["trace"]
+
+#: Files whose frames the traceback of a script leaves out: they are not part of the script.
+_OWN_FRAMES: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
+
+
+class _Output(NamedTuple):
+    """A file to write, and the function that makes its text of the recordings and a title."""
+
+    option: str
+    path: Path
+    text: Callable[[Sequence[Recording], str], str]
+
+
+class _Refused(Exception):
+    """The arguments of the command are wrong. The exit code is 2."""
+
+
+def trace(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python program; it runs as __main__.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="The arguments of the script, after --.")
+    ] = None,
+    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page for a browser.")] = None,
+    svg: Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Draw the streams.")] = None,
+    perfetto: Annotated[
+        str | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
+    ] = None,
+) -> int:
+    """Run a script, and record the operations of every device that it opens."""
+    try:
+        outputs = _checked(script, html, svg, perfetto)
+    except _Refused as error:
+        print(f"aiocuda: {error}", file=sys.stderr)
+        return 2
+    tracer = ProcessTracer()
+    report = _Report(tracer, outputs, f"aiocuda trace: {os.path.basename(script)}")
+    atexit.register(report.write)  # before the handlers of the script, so that it is called after them
+    tracer.start()
+    code = _run(script, arguments or [])
+    if tracer.is_recording or _others_run():
+        return code  # threads of the script go on: the interpreter waits for them, then for this function
+    written = report.write()
+    atexit.unregister(report.write)
+    return code if written or code else 1
+
+
+def _checked(script: str, html: str | None, svg: str | None, perfetto: str | None) -> list[_Output]:
+    """Return the files to write. Raise `_Refused` for what would fail only after the script has run."""
+    try:
+        with open(script, "rb"):
+            pass
+    except IsADirectoryError:
+        raise _Refused(f"{printable(script)!r} is a folder: name the script in it") from None
+    except OSError as error:
+        raise _Refused(f"cannot read {printable(script)!r}: {error.strerror}: name a Python program") from error
+    outputs = [
+        _Output(option, Path(name).absolute(), text)
+        for option, name, text in (("--html", html, page_of), ("--svg", svg, _picture), ("--perfetto", perfetto, _trace))
+        if name is not None and _may_be_written(option, name)
+    ]
+    taken: dict[str, str] = {os.path.realpath(script): "SCRIPT"}
+    for each in outputs:
+        other = taken.setdefault(os.path.realpath(each.path), each.option)
+        if other != each.option:
+            raise _Refused(f"{other} and {each.option} are the same file, {printable(str(each.path))!r}: name two files")
+    for each in outputs:
+        try:
+            with open(each.path, "a", encoding="utf-8"):  # an existing file keeps its content until the script has run
+                pass
+        except OSError as error:
+            raise _Refused(
+                f"cannot write {printable(str(each.path))!r}: {error.strerror}: {each.option} takes a file in a folder "
+                "that exists, and that you may write"
+            ) from error
+    return outputs
+
+
+def _may_be_written(option: str, name: str) -> bool:
+    if name == "-":
+        raise _Refused(f"{option} - would write into the output of the script: name a file")
+    if not name:
+        raise _Refused(f"{option} takes the name of a file, which is empty here")
+    return True
+
+
+def _picture(recordings: Sequence[Recording], title: str) -> str:
+    return draw(merged(recordings), title)
+
+
+def _trace(recordings: Sequence[Recording], title: str) -> str:
+    return trace_of(recordings)
+
+
+def _run(script: str, arguments: Sequence[str]) -> int:
+    """Run the script as ``python SCRIPT ARGS`` does, and return its exit code."""
+    sys.argv[:] = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("aiocuda: interrupted", file=sys.stderr)
+        return 130
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does at the end of a program
+        own = _without_own_frames(error.__traceback__)
+        traceback.print_exception(type(error), error.with_traceback(own), own)
+        return 1
+    return 0
+
+
+def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FRAMES:
+        frames = frames.tb_next
+    return frames
+
+
+def _others_run() -> bool:
+    """Return True if threads of the script go on, for which the interpreter waits at its exit."""
+    here = threading.current_thread()
+    return any(each is not here and each.is_alive() and not each.daemon for each in threading.enumerate())
+
+
+class _Report:
+    """The files and the summary of one run, which `write` writes once."""
+
+    def __init__(self, tracer: ProcessTracer, outputs: Sequence[_Output], title: str) -> None:
+        self._tracer = tracer
+        self._outputs = outputs
+        self._title = title
+        self._is_written = False
+
+    def write(self) -> bool:
+        """Write the files, or print the summary if there are none. Return False if a file cannot be written."""
+        if self._is_written:
+            return True
+        self._is_written = True
+        recordings = self._tracer.finish()
+        if not recordings:
+            print("aiocuda: the script has opened no device: nothing was recorded", file=sys.stderr)
+        title = ", ".join([self._title, *dict.fromkeys(each.device for each in recordings)])
+        succeeded = True
+        for output in self._outputs:
+            try:
+                output.path.write_text(output.text(recordings, title), encoding="utf-8")
+            except OSError as error:
+                print(f"aiocuda: cannot write {printable(str(output.path))!r}: {error.strerror}", file=sys.stderr)
+                succeeded = False
+        if not self._outputs:
+            for number, recording in enumerate(recordings, 1):
+                print("\n".join(_summary(recording, number)), file=sys.stderr)
+        return succeeded
+
+
+def _summary(recording: Recording, number: int) -> list[str]:
+    """Return the lines about one device: the number of operations of each stream, and the time in which they worked."""
+    counts: dict[str, int] = {}
+    busy: dict[str, float] = {}
+    for span in recording.spans:
+        counts[span.stream] = counts.get(span.stream, 0) + 1
+        busy[span.stream] = busy.get(span.stream, 0.0) + (span.end_us - span.start_us) * (span.kind in COLOURS)
+    names = {stream: printable(stream)[:40] for stream in counts}
+    width = max([len("stream"), *map(len, names.values())])
+    lines = [f"device {number}: {recording.device}", f"  {'stream':{width}}  operations  busy ms"]
+    lines += [f"  {names[each]:{width}}  {counts[each]:10,}  {busy[each] / 1e3:7.3f}" for each in counts]
+    return lines

@@ -1,0 +1,58 @@
+"""ProcessTracer: a timeline for every device that the process opens, for ``aiocuda trace``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from .._device import Device
+from .._open_devices import OPEN_DEVICES
+from ..errors import AiocudaError
+from ._recording import Recording
+from ._timeline import Timeline
+
+__all__ = ["ProcessTracer"]
+
+
+class ProcessTracer:
+    """Records every device from its opening to its closing, in all event loops and threads, from `start` to `finish`."""
+
+    def __init__(self) -> None:
+        self._open: dict[Device, Timeline] = {}
+        self._finished: list[Recording] = []
+        self._changing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin with the next device that is opened."""
+        OPEN_DEVICES.observers = (*OPEN_DEVICES.observers, self)
+
+    @property
+    def is_recording(self) -> bool:
+        """True if a device is open."""
+        return bool(self._open)
+
+    async def opened(self, device: Device) -> None:
+        """Begin to record a device."""
+        timeline = Timeline(device)
+        try:
+            await timeline.__aenter__()
+        except AiocudaError as error:  # the program goes on without it
+            print(f"aiocuda: {device.name} is not recorded: {error}", file=sys.stderr)  # noqa: T201
+            return
+        with self._changing:
+            self._open[device] = timeline
+
+    def closing(self, device: Device) -> None:
+        """End the recording of a device."""
+        with self._changing:
+            timeline = self._open.pop(device, None)
+        if timeline is not None:
+            timeline.stop()
+            self._finished.append(timeline.recording())
+
+    def finish(self) -> list[Recording]:
+        """End. Return all recordings, in the order in which they began. Those of open devices end now."""
+        OPEN_DEVICES.observers = tuple(each for each in OPEN_DEVICES.observers if each is not self)
+        for device in tuple(self._open):
+            self.closing(device)
+        return sorted(self._finished, key=lambda each: each.host_zero)
