@@ -46,7 +46,7 @@ from ._files import File, Skipped, standard_library
 from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport
 from ._screen import OutputConsole, ProgressBar, show_info, show_report
-from ._trace_command import trace
+from ._trace_command import TraceCommand, trace
 
 __all__ = ["run"]
 
@@ -198,7 +198,7 @@ def bench(
     return _run(work)
 
 
-app.command()(trace)
+app.command(cls=TraceCommand)(trace)
 
 
 #: The properties of a device that ``aiocuda info`` shows as features.

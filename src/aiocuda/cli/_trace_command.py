@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
 from ..observe._drawing import COLOURS, draw
 from ..observe._page import page_of
@@ -22,7 +23,7 @@ from ..observe._recording import Recording, merged
 from ..observe._trace import trace_of
 from ._report import printable
 
-__all__ = ["trace"]
+__all__ = ["TraceCommand", "trace"]
 
 #: Files whose frames the traceback of a script leaves out: they are not part of the script.
 _OWN_FRAMES: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
@@ -36,14 +37,28 @@ class _Output(NamedTuple):
     text: Callable[[Sequence[Recording], str], str]
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The arguments of the command are wrong. The exit code is 2."""
+
+
+class TraceCommand(TyperCommand):
+    """The command, with a hint for options of the script that do not follow ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments that are left after parsing."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # The class of this error is click's, or that of a copy of click in typer.
+            if type(error).__name__ == "NoSuchOption" and isinstance(getattr(error, "message", None), str):
+                error.message += ". Options of the script follow --"  # type: ignore[attr-defined]
+            raise
 
 
 def trace(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python program; it runs as __main__.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="The arguments of the script, after --.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="The arguments of the script, after --.")
     ] = None,
     html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page for a browser.")] = None,
     svg: Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Draw the streams.")] = None,
@@ -54,7 +69,7 @@ def trace(
     """Run a script, and record the operations of every device that it opens."""
     try:
         outputs = _checked(script, html, svg, perfetto)
-    except _Refused as error:
+    except _RefusedError as error:
         print(f"aiocuda: {error}", file=sys.stderr)
         return 2
     tracer = ProcessTracer()
@@ -70,42 +85,55 @@ def trace(
 
 
 def _checked(script: str, html: str | None, svg: str | None, perfetto: str | None) -> list[_Output]:
-    """Return the files to write. Raise `_Refused` for what would fail only after the script has run."""
+    """Return the files to write. Raise `_RefusedError` for what would fail only after the script has run."""
     try:
         with open(script, "rb"):
             pass
     except IsADirectoryError:
-        raise _Refused(f"{printable(script)!r} is a folder: name the script in it") from None
+        raise _RefusedError(f"{printable(script)!r} is a folder: name the script in it") from None
     except OSError as error:
-        raise _Refused(f"cannot read {printable(script)!r}: {error.strerror}: name a Python program") from error
+        raise _RefusedError(f"cannot read {printable(script)!r}: {error.strerror}: name a Python program") from error
+    options = (("--html", html, page_of), ("--svg", svg, _picture), ("--perfetto", perfetto, _trace))
     outputs = [
-        _Output(option, Path(name).absolute(), text)
-        for option, name, text in (("--html", html, page_of), ("--svg", svg, _picture), ("--perfetto", perfetto, _trace))
-        if name is not None and _may_be_written(option, name)
+        _Output(option, Path(_file_name(option, name)).absolute(), text)
+        for option, name, text in options
+        if name is not None
     ]
     taken: dict[str, str] = {os.path.realpath(script): "SCRIPT"}
     for each in outputs:
         other = taken.setdefault(os.path.realpath(each.path), each.option)
         if other != each.option:
-            raise _Refused(f"{other} and {each.option} are the same file, {printable(str(each.path))!r}: name two files")
-    for each in outputs:
-        try:
-            with open(each.path, "a", encoding="utf-8"):  # an existing file keeps its content until the script has run
-                pass
-        except OSError as error:
-            raise _Refused(
-                f"cannot write {printable(str(each.path))!r}: {error.strerror}: {each.option} takes a file in a folder "
-                "that exists, and that you may write"
-            ) from error
+            name = printable(str(each.path))
+            raise _RefusedError(f"{other} and {each.option} are the same file, {name!r}: name two files")
+    _check_writable(outputs)
     return outputs
 
 
-def _may_be_written(option: str, name: str) -> bool:
+def _file_name(option: str, name: str) -> str:
     if name == "-":
-        raise _Refused(f"{option} - would write into the output of the script: name a file")
+        raise _RefusedError(f"{option} - would write into the output of the script: name a file")
     if not name:
-        raise _Refused(f"{option} takes the name of a file, which is empty here")
-    return True
+        raise _RefusedError(f"{option} takes the name of a file, which is empty here")
+    return name
+
+
+def _check_writable(outputs: Sequence[_Output]) -> None:
+    """Open each file. A file that exists keeps its content until the script has run."""
+    created: list[Path] = []
+    for each in outputs:
+        is_new = not each.path.exists()
+        try:
+            with open(each.path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            for path in created:
+                path.unlink()
+            raise _RefusedError(
+                f"cannot write {printable(str(each.path))!r}: {error.strerror}: {each.option} takes a file in a folder "
+                "that exists, and that you may write"
+            ) from error
+        if is_new:
+            created.append(each.path)
 
 
 def _picture(recordings: Sequence[Recording], title: str) -> str:
@@ -158,10 +186,11 @@ class _Report:
         self._outputs = outputs
         self._title = title
         self._is_written = False
+        self._process = os.getpid()
 
     def write(self) -> bool:
         """Write the files, or print the summary if there are none. Return False if a file cannot be written."""
-        if self._is_written:
+        if self._is_written or os.getpid() != self._process:  # a fork of the script exits here, too
             return True
         self._is_written = True
         recordings = self._tracer.finish()

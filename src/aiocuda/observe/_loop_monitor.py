@@ -75,8 +75,8 @@ class LoopMonitor:
     def resume(self, operation: int, name: str, label: str | None, *, soon: bool) -> None:
         """Record that an operation wakes a task.
 
-        With ``soon`` the task is suspended: it continues in the next iteration, after a function that is scheduled here,
-        before the task is woken. Otherwise its ``await`` continues without suspending it.
+        With ``soon`` the task is suspended: it continues in the next iteration, after a function that this method
+        schedules before the task is woken. Otherwise its ``await`` continues without suspending it.
         """
         if soon and not self._stopped:
             self.loop.call_soon(self._resumed, operation, name, label)

@@ -15,7 +15,7 @@ __all__ = ["ProcessTracer"]
 
 
 class ProcessTracer:
-    """Records every device from its opening to its closing, in all event loops and threads, from `start` to `finish`."""
+    """Records the devices that are opened from `start` to `finish`, in all loops and threads, until they are closed."""
 
     def __init__(self) -> None:
         self._open: dict[Device, Timeline] = {}

@@ -132,9 +132,7 @@ def merged(recordings: Sequence[Recording]) -> list[TimelineSpan]:
     if len(recordings) == 1:
         return list(recordings[0].spans)
     return [
-        span._replace(
-            stream=f"{number}: {span.stream}", start_us=span.start_us + offset, end_us=span.end_us + offset
-        )
+        span._replace(stream=f"{number}: {span.stream}", start_us=span.start_us + offset, end_us=span.end_us + offset)
         for number, (recording, offset) in enumerate(zip(recordings, offsets_us(recordings), strict=True), 1)
         for span in recording.spans
     ]
