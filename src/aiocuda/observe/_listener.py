@@ -24,6 +24,9 @@ class DeviceListener(Instrument, abc.ABC):
 
     timing = True
 
+    #: Ids of the operations by which timelines begin. No listener of the library reports them.
+    _own_operations: ClassVar[set[int]] = set()
+
     #: Name of the class in error messages.
     _noun: ClassVar[str]
 
@@ -56,8 +59,13 @@ class DeviceListener(Instrument, abc.ABC):
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
         """Pass a finished operation on. The hook of `Instrument` for a finished operation."""
         copy = self._copy_of_chunk.pop(operation.id, None)
-        if copy is not None or operation.kind != INTERNAL:  # other operations of this kind are internal events
+        if copy is None and (operation.kind == INTERNAL or operation.id in self._own_operations):
+            self._on_internal(operation)
+        else:
             self._on_finished(operation, copy, start, end)
+
+    def _on_internal(self, operation: Operation[Any]) -> None:
+        """Handle the end of an operation that the library has enqueued for itself."""
 
     @abc.abstractmethod
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:

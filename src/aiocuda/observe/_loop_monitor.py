@@ -61,10 +61,12 @@ class LoopMonitor:
         self._stopped = True
         self._on_beat = None
         if asyncio._get_running_loop() is self.loop:
+            now = self._now()
             if self._handle is not None:
                 self._handle.cancel()
+                self._check_late(now)
             if self._begun is not None:
-                self._iterations.append((self._begun, self._now()))
+                self._iterations.append((self._begun, now))
                 self._begun = None
 
     def touch(self) -> float:
@@ -123,8 +125,11 @@ class LoopMonitor:
         if self._stopped:
             return
         now = self._notice()
-        if now - self._due > BLOCKED:
-            self._late.append((self._due, now))
+        self._check_late(now)
         if self._on_beat is not None:
             self._on_beat(now)
         self._arm(now)
+
+    def _check_late(self, now: float) -> None:
+        if now - self._due > BLOCKED:
+            self._late.append((self._due, now))

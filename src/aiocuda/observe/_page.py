@@ -53,8 +53,8 @@ def _data(rows: Rows, title: str) -> dict[str, Any]:
 
     slices = [
         [
-            number(each.kind), number(each.name), number(each.label), round(each.start_us, 3),
-            round(each.end_us - each.start_us, 3), each.operation, each.nbytes,
+            number(each.kind), number(each.name), number(each.label), each.start_us, each.duration_us,
+            each.operation, each.nbytes,
         ]
         for each in rows.slices
     ]  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ._recording import LoopRecord, Recording, TimelineSpan, offsets_us
@@ -13,15 +12,24 @@ __all__ = ["Arrow", "Row", "Rows", "Slice", "rows_of"]
 
 
 class Slice(NamedTuple):
-    """A bar of a row. Times are microseconds since the first timeline began."""
+    """A bar of a row. Times are nanoseconds since the first timeline began. A slice takes 1 ns or more."""
 
     kind: str
     name: str
-    start_us: float
-    end_us: float
+    start: int
+    end: int
     operation: int = 0  #: id, 0 for none
     label: str | None = None
     nbytes: int = 0
+    sources: tuple[int, ...] = ()  #: ids of the operations that it waited for, or that resumed it
+
+    @property
+    def start_us(self) -> float:
+        return self.start / 1e3
+
+    @property
+    def duration_us(self) -> float:
+        return (self.end - self.start) / 1e3
 
 
 class Arrow(NamedTuple):
@@ -47,100 +55,109 @@ class Rows:
     """All rows of some recordings, on one axis of time."""
 
     recordings: Sequence[Recording]
+    offsets: Sequence[float]  #: for each recording the microseconds from the first one's zero to its own zero
     rows: list[Row] = dataclasses.field(default_factory=list)
     slices: list[Slice] = dataclasses.field(default_factory=list)
     arrows: list[Arrow] = dataclasses.field(default_factory=list)
-    #: For each recording the microseconds from the first one's zero to its own zero.
-    offsets: Sequence[float] = ()
 
     def add(self, name: str, recording: int, is_host: bool, slices: Iterable[Slice]) -> None:
         """Append a row, if it has slices."""
         first = len(self.slices)
-        offset = self.offsets[recording]
-        self.slices.extend(
-            each._replace(start_us=each.start_us + offset, end_us=each.end_us + offset) for each in slices
-        )
+        self.slices.extend(slices)
         if len(self.slices) > first:
             self.rows.append(Row(name, recording, is_host, first, len(self.slices)))
 
 
 def rows_of(recordings: Sequence[Recording]) -> Rows:
     """Return the rows of all recordings: for each one its streams, then the rows of the host."""
-    rows = Rows(recordings, offsets=offsets_us(recordings))
+    rows = Rows(recordings, offsets_us(recordings))
     for number, recording in enumerate(recordings):
         _add_streams(rows, number, recording.spans)
-        loops = len(recording.loops)
+        several = len(recording.loops) > 1
         for index, loop in enumerate(recording.loops, 1):
-            _add_loop(rows, number, recording, loop, f" {index}" if loops > 1 else "")
+            _add_loop(rows, number, loop, f" {index}" if several else "")
         _add_workers(rows, number, recording)
-    _add_arrows(rows)
+    places = {
+        rows.slices[place].operation: place
+        for row in rows.rows
+        if not row.is_host
+        for place in range(row.first, row.last)
+    }
+    _separate(rows, places)
+    for row in rows.rows:
+        for place in range(row.first, row.last):
+            sources = (places[source] for source in rows.slices[place].sources if source in places)
+            rows.arrows.extend(Arrow("await" if row.is_host else "wait", source, place) for source in sources)
     return rows
 
 
 def _add_streams(rows: Rows, number: int, spans: Sequence[TimelineSpan]) -> None:
-    """Add a row for each stream. The times of a stream's spans overlap by the resolution of a timing event."""
     by_stream: dict[str, list[TimelineSpan]] = {}
     for span in spans:
         by_stream.setdefault(span.stream, []).append(span)
+    offset = rows.offsets[number]
     for name, own in by_stream.items():
-        own.sort(key=lambda span: (span.start_us, span.end_us))
-        slices = (
-            Slice(span.kind, span.name, span.start_us, span.end_us, span.operation, span.label, span.nbytes)
+        own.sort(key=lambda span: (span.start_us, span.end_us, span.operation))
+        slices = [
+            Slice(
+                span.kind, span.name, round((span.start_us + offset) * 1e3), round((span.end_us + offset) * 1e3),
+                span.operation, span.label, span.nbytes, span.waited_for,
+            )
             for span in own
-        )
-        rows.add(name, number, False, _cut(slices))
+        ]  # fmt: skip
+        rows.add(name, number, False, slices)
 
 
-def _add_loop(rows: Rows, number: int, recording: Recording, loop: LoopRecord, suffix: str) -> None:
-    at = recording.microseconds
-    iterations = [(at(start), at(end)) for start, end in loop.iterations]
-    rows.add(
-        f"event loop{suffix}", number, True,
-        _cut(Slice("iteration", "iteration", start, end) for start, end in iterations),
-    )  # fmt: skip
-    rows.add(
-        f"blocked loop{suffix}", number, True,
-        _cut(Slice("blocked", "blocked", at(start), at(end)) for start, end in loop.blocked),
-    )  # fmt: skip
+def _add_loop(rows: Rows, number: int, loop: LoopRecord, suffix: str) -> None:
+    recording, offset = rows.recordings[number], rows.offsets[number]
+
+    def at(seconds: float) -> int:
+        return round((recording.microseconds(seconds) + offset) * 1e3)
+
+    iterations = [Slice("iteration", "iteration", at(start), at(end)) for start, end in loop.iterations]
+    blocked = [Slice("blocked", "blocked", at(start), at(end)) for start, end in loop.blocked]
     resumes = []
     for each in loop.resumes:
-        start = at(each.at)
-        end = iterations[each.iteration][1] if each.iteration < len(iterations) else start
-        resumes.append(Slice("await", f"await {each.name}", start, max(start, end), each.operation, each.label))
-    rows.add(f"awaits{suffix}", number, True, _cut(resumes))
+        end = iterations[each.iteration].end if each.iteration < len(iterations) else 0
+        resumes.append(
+            Slice("await", f"await {each.name}", at(each.at), end, each.operation, each.label, 0, (each.operation,))
+        )
+    rows.add(f"event loop{suffix}", number, True, iterations)
+    rows.add(f"blocked loop{suffix}", number, True, blocked)
+    rows.add(f"awaits{suffix}", number, True, resumes)
 
 
 def _add_workers(rows: Rows, number: int, recording: Recording) -> None:
-    at = recording.microseconds
+    offset = rows.offsets[number]
     by_thread: dict[int, list[Slice]] = {}
     for job in recording.jobs:
-        by_thread.setdefault(job.thread, []).append(Slice("worker", job.name, at(job.start), at(job.end)))
+        start, end = (round((recording.microseconds(each) + offset) * 1e3) for each in (job.start, job.end))
+        by_thread.setdefault(job.thread, []).append(Slice("worker", job.name, start, end))
     for index, slices in enumerate(by_thread.values(), 1):
-        rows.add(f"worker {index}", number, True, _cut(sorted(slices, key=lambda each: each.start_us)))
+        rows.add(f"worker {index}", number, True, sorted(slices, key=lambda each: each.start))
 
 
-def _cut(slices: Iterable[Slice]) -> Iterator[Slice]:
-    """End each slice where the next one of its row begins."""
-    for each, after in itertools.pairwise(itertools.chain(slices, (None,))):
-        assert each is not None
-        yield each if after is None or each.end_us <= after.start_us else each._replace(end_us=after.start_us)
+def _separate(rows: Rows, places: dict[int, int]) -> None:
+    """Make the slices of each row follow each other, take 1 ns or more, and end no earlier than their sources.
 
-
-def _add_arrows(rows: Rows) -> None:
-    """Add the arrows between operations, and from operations to the awaits that they resumed."""
-    places: dict[int, int] = {}
-    awaits: list[tuple[int, int]] = []
+    The times of two operations of a stream, or of an operation and a wait for it, may overlap by the resolution of a
+    timing event, half a microsecond: an operation ends where the next one of its row begins. Many operations take no
+    time; they move by some nanoseconds. Then each arrow can begin and end inside its slices.
+    """
+    slices = rows.slices
+    row_of = [index for index, row in enumerate(rows.rows) for _ in range(row.first, row.last)]
     for row in rows.rows:
-        for place in range(row.first, row.last):
-            each = rows.slices[place]
-            if row.is_host and each.kind == "await":
-                awaits.append((each.operation, place))
-            elif not row.is_host:
-                places[each.operation] = place
-    for recording in rows.recordings:
-        for span in recording.spans:
-            target = places[span.operation]
-            for source in span.waited_for:
-                if source in places:
-                    rows.arrows.append(Arrow("wait", places[source], target))
-    rows.arrows.extend(Arrow("await", places[source], place) for source, place in awaits if source in places)
+        for place in range(row.first, row.last - 1):
+            if slices[place].end > slices[place + 1].start:
+                slices[place] = slices[place]._replace(end=slices[place + 1].start)
+    free = [rows.slices[row.first].start for row in rows.rows]
+    done = bytearray(len(slices))
+    # A row's slices are in this order, too. An operation comes before the waits for it, which end no earlier.
+    for place in sorted(range(len(slices)), key=lambda place: (slices[place].end, slices[place].operation, place)):
+        each, row = slices[place], row_of[place]
+        start = max(each.start, free[row])
+        sources = (places.get(source, place) for source in each.sources)
+        end = max(each.end, start + 1, *(slices[source].end for source in sources if done[source]))
+        slices[place] = each._replace(start=start, end=end)
+        free[row] = end
+        done[place] = 1

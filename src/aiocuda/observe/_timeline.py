@@ -15,7 +15,7 @@ from .._event import Event
 from ..completion._operation import Operation
 from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
 from ..driver._clock import running_clock
-from ..errors import AiocudaError
+from ..errors import AiocudaError, InvalidTypeError
 from ._drawing import draw
 from ._listener import DeviceListener
 from ._loop_monitor import LoopMonitor
@@ -97,8 +97,12 @@ class Timeline(DeviceListener):
             async with self.device.stream(name="timeline") as stream:
                 self._began = self._clock()
                 base = stream.record(timing=True)
-                await base
-                self._host_zero = self._clock()
+                self._own_operations.add(base.operation.id)
+                try:
+                    await base
+                    self._host_zero = self._clock()
+                finally:
+                    self._own_operations.discard(base.operation.id)
             self._base = base  # operations that finish before this are not part of the block
             self._monitor()
             self._listening = listening.pop_all()
@@ -158,14 +162,18 @@ class Timeline(DeviceListener):
             self._in_flight.add(operation.id)
         self._note_counts(self._touch(), own.queue)
 
+    def _on_internal(self, operation: Operation[Any]) -> None:
+        self._in_flight.discard(operation.id)
+
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
+        is_known = operation.id in self._in_flight  # another listener may have asked for the times of an earlier one
         if copy is None:
             self._in_flight.discard(operation.id)
             waited_for = self._waited_for.pop(operation.id, ())
         if self._base is None:
             return
         at = self._touch()
-        times = self._times(start, end) if start else None
+        times = self._times(start, end) if start and (is_known or copy is not None) else None
         if times is not None:
             self._host_zero = min(self._host_zero, at - times[1] * 1e-6)
         if copy is not None:
@@ -269,7 +277,7 @@ class Timeline(DeviceListener):
         ``data-label`` if it has a label. There are no other ``<rect>`` elements. Labels have at most 1000 characters.
         """
         recording = self.recording()
-        return draw(recording.spans, title or f"Streams of {recording.device}")
+        return draw(recording.spans, _title(title) or f"Streams of {recording.device}")
 
     def to_html(self, title: str | None = None) -> str:
         """Return a page for a browser, to zoom into the timeline, to search it, and to see what waited for what.
@@ -279,7 +287,7 @@ class Timeline(DeviceListener):
         waited for and to the await that it resumed.
         """
         recording = self.recording()
-        return page_of([recording], title or f"Timeline of {recording.device}")
+        return page_of([recording], _title(title) or f"Timeline of {recording.device}")
 
     def to_trace(self) -> str:
         """Return a trace as JSON in Chrome's format, for https://ui.perfetto.dev and ``chrome://tracing``.
@@ -296,3 +304,9 @@ class Timeline(DeviceListener):
 
     def __repr__(self) -> str:
         return f"<Timeline of {self.device.name}: {len(self.spans)} operation{'s' * (len(self.spans) != 1)}>"
+
+
+def _title(title: str | None) -> str | None:
+    if title is not None and not isinstance(title, str):
+        raise InvalidTypeError(f"a title is a string, not {title!r}")
+    return title

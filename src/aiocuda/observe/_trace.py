@@ -11,10 +11,6 @@ from ._rows import Row, Rows, Slice, rows_of
 
 __all__ = ["trace", "trace_of"]
 
-#: Microseconds. An arrow begins this long before the end of its slice, since a reader of the format has closed the
-#: slice at its end.
-BEFORE_END = 0.001
-
 
 def trace(spans: Sequence[TimelineSpan], title: str) -> str:
     """Return spans as JSON in Chrome's trace format, with a thread for each stream; times are microseconds."""
@@ -35,14 +31,13 @@ def trace_of(recordings: Sequence[Recording]) -> str:
         if any(row.recording == number and row.is_host for row in rows.rows) or recording.counters:
             events.append(_note(2 * number + 2, "process_name", name=f"host of {kept(recording.device)}"))
     threads = _threads(rows.rows)
-    places = []  # (process, thread, start, end) of each slice, as written
+    places = []  # process and thread of each slice
     for row, (process, thread) in zip(rows.rows, threads, strict=True):
         events.append(_note(process, "thread_name", thread, name=kept(row.name)))
         events.append(_note(process, "thread_sort_index", thread, sort_index=thread))
-        for each in rows.slices[row.first : row.last]:
-            start, end = round(each.start_us, 3), round(each.end_us, 3)
-            places.append((process, thread, start, end))
-            events.append(_slice(each, process, thread, start, end))
+        own = rows.slices[row.first : row.last]
+        events += [_slice(each, process, thread) for each in own]
+        places += [(process, thread)] * len(own)
     events += _flows(rows, places)
     events += _counters(rows)
     accuracy = max((recording.accuracy_us for recording in recordings), default=0.0)
@@ -68,7 +63,7 @@ def _note(process: int, name: str, thread: int | None = None, /, **arguments: ob
     return event if thread is None else event | {"tid": thread}
 
 
-def _slice(each: Slice, process: int, thread: int, start: float, end: float) -> dict[str, Any]:
+def _slice(each: Slice, process: int, thread: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if each.operation:
         arguments["operation"] = each.operation
@@ -78,22 +73,25 @@ def _slice(each: Slice, process: int, thread: int, start: float, end: float) -> 
         arguments["bytes"] = each.nbytes
     return {
         "ph": "X", "pid": process, "tid": thread, "name": kept(each.name), "cat": each.kind,
-        "ts": start, "dur": round(end - start, 3), "args": arguments,
+        "ts": each.start_us, "dur": each.duration_us, "args": arguments,
     }  # fmt: skip
 
 
-def _flows(rows: Rows, places: Sequence[tuple[int, int, float, float]]) -> Iterator[dict[str, Any]]:
-    """Yield the two ends of each arrow. A reader needs the begin of an arrow before its end in time, and in slices."""
+def _flows(rows: Rows, places: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the two ends of each arrow.
+
+    A reader closes a slice at its end, so an arrow leaves 1 ns earlier. It must not arrive before it has left.
+    """
     for number, arrow in enumerate(rows.arrows, 1):
-        process, thread, first, last = places[arrow.source]
-        to_process, to_thread, begin, end = places[arrow.target]
-        leaves = min(max(first, last - BEFORE_END), end)
-        if leaves < first:
-            continue  # the resolution of the events has turned them round
+        source, target = rows.slices[arrow.source], rows.slices[arrow.target]
+        leaves = min(source.end, target.end) - 1
+        if leaves < source.start:
+            continue  # the resolution of the timing events has turned them round
         flow = {"name": arrow.kind, "cat": "flow", "id": number}
-        yield {**flow, "ph": "s", "pid": process, "tid": thread, "ts": round(leaves, 3)}
-        arrives = max(begin, leaves)
-        yield {**flow, "ph": "f", "bp": "e", "pid": to_process, "tid": to_thread, "ts": round(arrives, 3)}
+        (process, thread), (to_process, to_thread) = places[arrow.source], places[arrow.target]
+        yield {**flow, "ph": "s", "pid": process, "tid": thread, "ts": leaves / 1e3}
+        arrives = max(target.start, leaves)
+        yield {**flow, "ph": "f", "bp": "e", "pid": to_process, "tid": to_thread, "ts": arrives / 1e3}
 
 
 def _counters(rows: Rows) -> Iterator[dict[str, Any]]:
