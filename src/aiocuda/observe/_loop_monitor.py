@@ -88,14 +88,14 @@ class LoopMonitor:
     def record(self) -> LoopRecord:
         """Return what was recorded so far. Any thread may call it."""
         iterations = tuple(self._iterations)
-        long = [each for each in iterations if each[1] - each[0] > BLOCKED]
-        blocked, at = list(long), 0
-        for start, end in tuple(self._late):
-            while at < len(long) and long[at][1] < start:
-                at += 1
-            if at == len(long) or long[at][0] > end:
+        blocked: list[tuple[float, float]] = []
+        long = (each for each in iterations if each[1] - each[0] > BLOCKED)
+        for start, end in sorted([*long, *tuple(self._late)]):
+            if blocked and start <= blocked[-1][1]:  # the same iteration
+                blocked[-1] = blocked[-1][0], max(blocked[-1][1], end)
+            else:
                 blocked.append((start, end))
-        return LoopRecord(iterations, tuple(sorted(blocked)), tuple(self._resumes))
+        return LoopRecord(iterations, tuple(blocked), tuple(self._resumes))
 
     def _notice(self) -> float:
         now = self._now()
