@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,15 @@ from typing import Any, Self
 
 #: The program, or None if it is not installed.
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+#: The program reads commands from descriptor 3, and writes answers to descriptor 4.
+LAUNCHER = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]
+os.dup2(high[0], 3)
+os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 #: Seconds for an answer.
 PATIENCE = 60.0
@@ -28,18 +38,15 @@ class Browser:
         assert CHROMIUM is not None
         command_read, self._write = os.pipe()
         self._read, answer_write = os.pipe()
-        # The program reads commands from descriptor 3, and writes answers to descriptor 4.
-        launcher = f'exec "$@" 3<&{command_read} 4>&{answer_write}'
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe")
+        launched = (sys.executable, "-c", LAUNCHER, str(command_read), str(answer_write), CHROMIUM)
         self._process = subprocess.Popen(
-            [
-                "sh", "-c", launcher, "sh", CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank",
-            ],
+            [*launched, *options, f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(command_read, answer_write),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(command_read)
         os.close(answer_write)
         self._numbers = itertools.count(1)

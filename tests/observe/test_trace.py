@@ -24,7 +24,7 @@ from tests.helpers import AFFINE, UVLOOP, in_thread, quickly, turns
 
 #: Labels that must survive every output.
 HOSTILE = [
-    'a "quoted" \'label\'',
+    "a \"quoted\" 'label'",
     "</script><script>alert(1)</script>",
     "<!-- <img src=x onerror=alert(1)>",
     "control \x00 \x1b[31m \x7f \x85",
@@ -489,6 +489,7 @@ def test_devices_have_one_axis() -> None:
     assert (resumed["ts"], resumed["dur"]) == pytest.approx((2500, 500), abs=0.01)
 
 
+@pytest.mark.slow
 def test_cost_of_a_trace_is_linear() -> None:
     def many(count: int) -> Recording:
         spans = [

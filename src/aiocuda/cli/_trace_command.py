@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from ..observe._drawing import COLOURS, draw
 from ..observe._page import page_of
 from ..observe._process_tracer import ProcessTracer
-from ..observe._recording import Recording, merged
+from ..observe._recording import Recording, merged, shown
 from ..observe._trace import trace_of
 from ._report import printable
 
@@ -217,7 +217,7 @@ def _summary(recording: Recording, number: int) -> list[str]:
     for span in recording.spans:
         counts[span.stream] = counts.get(span.stream, 0) + 1
         busy[span.stream] = busy.get(span.stream, 0.0) + (span.end_us - span.start_us) * (span.kind in COLOURS)
-    names = {stream: printable(stream)[:40] for stream in counts}
+    names = {stream: printable(shown(stream, 40)) for stream in counts}
     width = max([len("stream"), *map(len, names.values())])
     lines = [f"device {number}: {recording.device}", f"  {'stream':{width}}  operations  busy ms"]
     lines += [f"  {names[each]:{width}}  {counts[each]:10,}  {busy[each] / 1e3:7.3f}" for each in counts]

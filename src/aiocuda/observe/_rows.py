@@ -154,10 +154,10 @@ def _separate(rows: Rows, places: dict[int, int]) -> None:
     done = bytearray(len(slices))
     # A row's slices are in this order, too. An operation comes before the waits for it, which end no earlier.
     for place in sorted(range(len(slices)), key=lambda place: (slices[place].end, slices[place].operation, place)):
-        each, row = slices[place], row_of[place]
-        start = max(each.start, free[row])
+        each, own_row = slices[place], row_of[place]
+        start = max(each.start, free[own_row])
         sources = (places.get(source, place) for source in each.sources)
         end = max(each.end, start + 1, *(slices[source].end for source in sources if done[source]))
         slices[place] = each._replace(start=start, end=end)
-        free[row] = end
+        free[own_row] = end
         done[place] = 1
