@@ -15,6 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Pipeline, Slot, Stage, Stream
+from aiocuda.completion._stream_queue import stream_operation, stream_queue
 from aiocuda.observe import StreamProfiler, Timeline, TimelineSpan
 from aiocuda.observe._loop_monitor import BLOCKED
 from aiocuda.observe._recording import LABEL_KEPT, LoopRecord, Recording, Resume
@@ -155,6 +156,22 @@ async def test_an_arrow_leads_to_a_wait_from_its_operation(
     (flow,) = (flow for flow in found.flows if flow[0] == "wait" and flow[2]["args"]["operation"] == waits.id)
     assert (found.row(flow[1]), found.row(flow[2])) == ("left", "right")
     assert flow[2]["cat"] == "wait"
+
+
+@pytest.mark.asyncio
+async def test_a_marker_does_not_take_the_arrow_of_the_next_operation(
+    device: Device, stream: Stream, other: Stream, latch: Latch
+) -> None:
+    async with Timeline(device) as timeline:
+        held = latch.hold(stream)
+        queue = stream_queue(other)
+        queue.follow(stream_operation(held))
+        queue.submit_marker()
+        after = other.fill(other.empty(4), 2)
+        latch.release()
+        await quickly(after)
+    assert {span.operation: span.waited_for for span in timeline.spans}[after.id] == (held.id,)
+    assert operations(read(timeline.to_trace()), "wait") == {(held.id, after.id)}
 
 
 @pytest.mark.asyncio

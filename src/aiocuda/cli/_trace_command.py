@@ -194,6 +194,8 @@ class _Report:
             return True
         self._is_written = True
         recordings = self._tracer.finish()
+        for problem in self._tracer.problems:
+            print(f"aiocuda: {printable(problem)}", file=sys.stderr)
         if not recordings:
             print("aiocuda: the script has opened no device: nothing was recorded", file=sys.stderr)
         title = ", ".join([self._title, *dict.fromkeys(each.device for each in recordings)])

@@ -4,8 +4,14 @@ Files
     `_listener`    `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
     `_profiler`    `StreamProfiler` and its report
     `_percentiles` percentiles of times in bounded memory
-    `_timeline`    `Timeline`, and its trace for Perfetto
-    `_drawing`     its picture as SVG
+    `_timeline`    `Timeline`: its hooks, clocks and outputs
+    `_loop_monitor` the iterations of an event loop that a timeline notices
+    `_recording`   `TimelineSpan`, and everything else that a timeline has recorded
+    `_drawing`     the picture of a timeline, as SVG
+    `_rows`        rows and arrows, for `_trace` and `_page`
+    `_trace`       the trace of a timeline, for Perfetto
+    `_page`        the page of a timeline, as HTML; `_page.html` is its template
+    `_process_tracer` a timeline for every device of the process, for ``aiocuda trace``
     `_metrics`     the metric of each figure in the statistics
     `_opentelemetry` `OpenTelemetryInstrument`; it imports opentelemetry-api
     `_nvtx`        `NvtxInstrument`; it imports nvtx

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 from .._device import Device
@@ -18,6 +17,7 @@ class ProcessTracer:
     """Records the devices that are opened from `start` to `finish`, in all loops and threads, until they are closed."""
 
     def __init__(self) -> None:
+        self.problems: list[str] = []  #: why devices are not recorded
         self._open: dict[Device, Timeline] = {}
         self._finished: list[Recording] = []
         self._changing = threading.Lock()
@@ -37,7 +37,7 @@ class ProcessTracer:
         try:
             await timeline.__aenter__()
         except AiocudaError as error:  # the program goes on without it
-            print(f"aiocuda: {device.name} is not recorded: {error}", file=sys.stderr)  # noqa: T201
+            self.problems.append(f"{device.name} is not recorded: {error}")
             return
         with self._changing:
             self._open[device] = timeline

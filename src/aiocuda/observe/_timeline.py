@@ -87,6 +87,7 @@ class Timeline(DeviceListener):
         self._jobs: list[HostSlice] = []
         self._clock: Callable[[], float] = device.driver.now
         self._began = 0.0
+        self._seen = 0.0
         self._host_zero = 0.0
         self._changing = threading.Lock()  # held while the base is used, a loop gets its monitor, or the block ends
 
@@ -100,7 +101,7 @@ class Timeline(DeviceListener):
                 self._own_operations.add(base.operation.id)
                 try:
                     await base
-                    self._host_zero = self._clock()
+                    self._seen = self._host_zero = self._clock()
                 finally:
                     self._own_operations.discard(base.operation.id)
             self._base = base  # operations that finish before this are not part of the block
@@ -112,9 +113,11 @@ class Timeline(DeviceListener):
     def accuracy_us(self) -> float:
         """The largest error of host times on the axis of the device times, in microseconds.
 
-        It is the time in which the first event of the timeline was recorded and seen, less what later operations show.
+        It is the time from the record of the timeline's first event until its end was seen, less what later operations
+        show. A GPU's clock drifts from the host's clock by some microseconds in a second, which adds to it.
         """
-        return max(0.0, (self._host_zero - self._began) * 1e6)
+        error = self._host_zero - self._began
+        return (error if error >= 0 else self._seen - self._host_zero) * 1e6
 
     def _forget(self) -> None:
         """Begin anew: times of another block have another zero."""
@@ -151,15 +154,16 @@ class Timeline(DeviceListener):
         """Note what an operation waits for."""
         super().on_submit(operation)
         own = stream_operation(operation)
-        waited_for = self._following.pop(own.queue, [])
-        if own.waits_for is not None:
-            waited_for.append(own.waits_for.id)
-        if waited_for:
-            copy = own.part_of
-            key = operation.id if copy is None else copy.id
-            self._waited_for[key] = (*self._waited_for.get(key, ()), *waited_for)
+        copy = own.part_of
         if operation.kind != INTERNAL:
             self._in_flight.add(operation.id)
+        if operation.kind != INTERNAL or copy is not None:  # not for markers: the next operation waits
+            waited_for = self._following.pop(own.queue, [])
+            if own.waits_for is not None:
+                waited_for.append(own.waits_for.id)
+            if waited_for:
+                key = operation.id if copy is None else copy.id
+                self._waited_for[key] = (*self._waited_for.get(key, ()), *waited_for)
         self._note_counts(self._touch(), own.queue)
 
     def _on_internal(self, operation: Operation[Any]) -> None:
