@@ -164,6 +164,7 @@ async def test_a_marker_does_not_take_the_arrow_of_the_next_operation(
 ) -> None:
     async with Timeline(device) as timeline:
         held = latch.hold(stream)
+        await latch.held()
         queue = stream_queue(other)
         queue.follow(stream_operation(held))
         queue.submit_marker()
