@@ -278,14 +278,14 @@ class StreamProfiler(DeviceListener):
     Parameters
     ----------
     device
-        The device of the streams, of all event loops. Only one profiler or timeline can listen to a device at a time.
+        The device of the streams, of all event loops. Several profilers and timelines may listen to it together.
 
     Raises
     ------
     InvalidTypeError
         The argument is no device.
     BusyError, ClosedError
-        On entering: another profiler or timeline listens to the device; the device has been closed.
+        On entering: this profiler listens already; the device has been closed.
     """
 
     _noun = "profiler"
