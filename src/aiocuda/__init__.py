@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         InvalidTypeError,
         NoEventLoopError,
+        PerformanceWarning,
         QueueFullError,
         SkippedError,
         StaleHandleError,
@@ -65,10 +66,10 @@ __all__ = [
     "DeviceBuffer", "DeviceFault", "DeviceOutOfMemory", "DeviceProperties", "DeviceStatistics", "DrainTimeoutWarning",
     "DriverError", "DriverNotAvailableError", "Event", "EventPool", "ForkedProcessError", "Graph", "HostDriverWarning",
     "InvalidArgumentError", "InvalidTypeError", "Kernel", "ManagedContext", "MemoryStatistics", "NoEventLoopError",
-    "Operation", "PinnedBuffer", "Pipeline", "PipelineStats", "QueueFullError", "SkippedError", "Slot", "Stage",
-    "StaleHandleError", "StepConfig", "Stream", "StreamBarrier", "StreamGroup", "StreamPool", "StreamStatistics",
-    "TripleBuffer", "UnifiedBuffer", "UnorderedAccessWarning", "UnsupportedError", "WrongDeviceError", "WrongLoopError",
-    "__version__", "gather", "label", "open_device",
+    "Operation", "PerformanceWarning", "PinnedBuffer", "Pipeline", "PipelineStats", "QueueFullError", "SkippedError",
+    "Slot", "Stage", "StaleHandleError", "StepConfig", "Stream", "StreamBarrier", "StreamGroup", "StreamPool",
+    "StreamStatistics", "TripleBuffer", "UnifiedBuffer", "UnorderedAccessWarning", "UnsupportedError",
+    "WrongDeviceError", "WrongLoopError", "__version__", "gather", "label", "open_device",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names

@@ -21,7 +21,7 @@ from ._mistakes import lacks
 from ._ping import PingStream
 from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfinished
 from ._statistics import DeviceStatistics
-from ._types import DeviceProperties, Priority, ProcessLocal, caller
+from ._types import DeviceProperties, Priority, ProcessLocal, SourceLine
 from .completion._device_state import DeviceState
 from .completion._policy import CompletionPolicy
 from .completion._stream_queue import INTERNAL, stream_queue
@@ -159,7 +159,7 @@ class Device(ProcessLocal):
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
         resources = self._resources
-        stream = open_stream(resources, resources.loop_state(), priority, name, caller(2))
+        stream = open_stream(resources, resources.loop_state(), priority, name, str(SourceLine.of_caller()))
         stream_queue(stream).submissions.most = int(submit_ahead)
         return stream
 

@@ -16,7 +16,9 @@ from ._log import log
 from ._ping import PingStream
 from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
+from .completion._queue_watch import QueueWatch
 from .completion._reactor import Reactor
+from .completion._round_trips import RoundTripWatch
 from .completion._stream_queue import StreamOperation, StreamQueue
 from .completion._submission import submitting_loop
 from .errors import ClosedError
@@ -84,7 +86,10 @@ class LoadGate:
 class LoopState:
     """Everything that one event loop has on a device."""
 
-    __slots__ = ("_sources", "loading", "ping_stream", "queues", "reactor", "staging", "waiting_streams")
+    __slots__ = (
+        *("_sources", "loading", "ping_stream", "queues", "reactor", "round_trip_watch", "staging"),
+        "waiting_streams",
+    )  # fmt: skip
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
@@ -93,8 +98,20 @@ class LoopState:
         self.queues: dict[StreamQueue, None] = {}
         self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
+        #: Finds slow ways to use the streams; None if that is disabled, or if the time is simulated.
+        self.round_trip_watch: RoundTripWatch | None = None
         self.ping_stream: PingStream | None = None  #: made by the first `Device.ping` in this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
+
+    def begin_advice(self) -> None:
+        """Look for slow ways to use the streams, in each pass of the watchdog."""
+        reactor = self.reactor
+        self.staging.begin_advice()
+        self.round_trip_watch = RoundTripWatch()
+        reactor.sweeps += (
+            functools.partial(self.round_trip_watch.look, reactor),
+            functools.partial(QueueWatch().look, reactor),
+        )
 
     def add_source(self, source: WorkSource) -> None:
         """Register a coordinator that uses this loop. Closing the device closes it."""
@@ -166,6 +183,8 @@ class LoopState:
         with contextlib.ExitStack() as stack:  # a hook of a listener may raise KeyboardInterrupt
             stack.callback(self.loading.clear)
             stack.callback(self.reactor.close)
+            if self.round_trip_watch is not None:
+                stack.callback(self.round_trip_watch.close, self.reactor)
             for queue in reversed(self.queues):
                 stack.callback(queue.orphan)
 
@@ -203,6 +222,8 @@ class LoopStates:
             reactor = Reactor(self._device_state, loop)
             loop_state = self._loop_states[loop] = LoopState(reactor, StagingBuffers(reactor, self._pinned_pool))
             reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned_pool.sweep)
+            if self._device_state.advises and self._device_state.driver.now is time.monotonic:
+                loop_state.begin_advice()
         return loop_state
 
     def get(self, loop: asyncio.AbstractEventLoop) -> LoopState | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAli
 
 import numpy as np
 
+from ._advice import is_advice_wanted
 from ._checks import check_integer, flag
 from ._device import Device
 from ._device_resources import resources_of
@@ -186,6 +187,7 @@ class _Opening:
     _max_in_flight: int
     _check: bool
     _asynchronous: bool
+    _advises: bool
     _line: SourceLine
     _begun: bool = False
     _device: Device | None = None
@@ -224,6 +226,7 @@ class _Opening:
                 self._asynchronous,
             )  # fmt: skip
             resources = resources_of(device)
+            resources.device_state.advises = self._advises
             if self._check:
                 resources.checker = Checker()
             try:
@@ -301,6 +304,9 @@ def open_device(
     The end of the block waits for the work. After an exception or a cancellation it abandons work that is still on the
     host, and waits at most 5 seconds for work that the device has accepted.
 
+    While the device is open, slow ways to use it are reported by a `PerformanceWarning`, once for each line of the
+    program. ``AIOCUDA_WARN=0``, which this function reads, disables them.
+
     Parameters
     ----------
     index
@@ -345,4 +351,6 @@ def open_device(
     if isinstance(driver, str):
         driver_name(driver)
     named = CompletionPolicy.named(policy)
-    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, SourceLine.of_caller())
+    return _Opening(
+        number, driver, named, max_in_flight, _checks(check), asynchronous, is_advice_wanted(), SourceLine.of_caller()
+    )

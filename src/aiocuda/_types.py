@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 from .errors import InvalidTypeError
 
-__all__ = ["DeviceProperties", "Dim3", "Priority", "ProcessLocal", "SourceLine", "Span", "caller"]
+__all__ = ["DeviceProperties", "Dim3", "Priority", "ProcessLocal", "SourceLine", "Span"]
 
 Priority: TypeAlias = Literal["high", "normal", "low"]
 
@@ -56,12 +56,6 @@ class DeviceProperties:
     memory_pools: bool = True  #: stream-ordered allocation; `open_device` refuses a GPU without it
 
 
-def caller(depth: int) -> str:
-    """Return ``file:line`` of the calling code, for warnings about objects that were left open."""
-    frame = sys._getframe(depth)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 class SourceLine(NamedTuple):
     """A line of the user's program that a warning is about."""
 
@@ -78,8 +72,28 @@ class SourceLine(NamedTuple):
             frame = frame.f_back
         if frame is None:
             return cls("<sys>", 0, "sys", {})  # as in `warnings.warn`
+        return cls.of_frame(frame)
+
+    @classmethod
+    def of_direct_caller(cls, *packages: str) -> Self | None:
+        """Return the line of the program that has called these packages of aiocuda; None if another package has."""
+        frame: FrameType | None = sys._getframe(1)
+        ours = tuple(os.path.join(os.path.dirname(__file__), package) + os.sep for package in packages)
+        while frame is not None and frame.f_code.co_filename.startswith(ours):
+            frame = frame.f_back
+        return None if frame is None or frame.f_code.co_filename.startswith(_NOT_THE_USERS) else cls.of_frame(frame)
+
+    @classmethod
+    def of_frame(cls, frame: FrameType) -> Self:
+        """Return the line that a frame executes."""
         registry = frame.f_globals.setdefault("__warningregistry__", {})
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>"), registry)
+
+    @classmethod
+    def parse(cls, place: str) -> Self:
+        """Return the line of a text that ``str(line)`` has returned."""
+        file, _, line = place.rpartition(":")
+        return cls(file, int(line), "<string>", {})
 
     def warn(self, message: str, category: type[Warning], source: object = None) -> None:
         """Issue a warning for this line."""

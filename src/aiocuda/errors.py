@@ -30,6 +30,7 @@
      ├── HostDriverWarning (RuntimeWarning)     no GPU was found: the host driver is used
      ├── DrainTimeoutWarning (RuntimeWarning)   the device did not finish within drain_timeout
      ├── CleanupWarning (RuntimeWarning)        a resource was not released
+     ├── PerformanceWarning (RuntimeWarning)    the program uses the device in a slow way
      └── UnorderedAccessWarning (RuntimeWarning)  two accesses to the same memory have no order
 
 Error codes of CUDA become one of these classes in the driver package only. Every error carries its data as attributes
@@ -44,7 +45,7 @@ __all__ = [
     "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
     "CompilerNotFoundError", "CycleError", "DeadlockError", "DeviceFault", "DeviceOutOfMemory", "DrainTimeoutWarning",
     "DriverError", "DriverNotAvailableError", "ForkedProcessError", "HostDriverWarning", "InvalidArgumentError",
-    "InvalidTypeError", "NoEventLoopError", "QueueFullError", "SkippedError", "StaleHandleError",
+    "InvalidTypeError", "NoEventLoopError", "PerformanceWarning", "QueueFullError", "SkippedError", "StaleHandleError",
     "UnorderedAccessWarning", "UnsupportedError", "WrongDeviceError", "WrongLoopError",
 ]  # fmt: skip
 
@@ -274,6 +275,13 @@ class DrainTimeoutWarning(RuntimeWarning):
 
 class CleanupWarning(RuntimeWarning):
     """A resource could not be released. The message names it and the reason; its memory stays allocated."""
+
+
+class PerformanceWarning(RuntimeWarning):
+    """The program uses the device in a slow way. The message has the figures and the cure.
+
+    It is issued once for each line of the program. ``AIOCUDA_WARN=0`` and Python's filters disable it.
+    """
 
 
 class UnorderedAccessWarning(RuntimeWarning):

@@ -110,6 +110,8 @@ class DeviceState:
         The index of the device.
     device_count : int
     properties : DeviceProperties
+    advises : bool
+        True if slow ways to use the device are reported by a `PerformanceWarning`.
     asynchronous : bool
         If False, all streams are the device's default stream, and no notifier is used.
     policy : CompletionPolicy
@@ -137,8 +139,8 @@ class DeviceState:
     closing : bool
     """
 
-    __slots__ = ("__weakref__", "_listening", "asynchronous", "budget", "closing", "cross_device_uses", "device",
-                 "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight", "policy",
+    __slots__ = ("__weakref__", "_listening", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
+                 "device", "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight", "policy",
                  "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
 
     def __init__(
@@ -152,6 +154,7 @@ class DeviceState:
     ) -> None:
         self.driver = driver
         self.asynchronous = asynchronous
+        self.advises = False
         self.device = device
         self.device_count = driver.device_count()  # it does not change
         self.properties = properties

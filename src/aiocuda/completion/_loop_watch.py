@@ -12,11 +12,11 @@ import threading
 import time
 import weakref
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from .._log import is_heard, log
 
-__all__ = ["LoopWatch"]
+__all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "sample_at"]
 
 #: Seconds that a timer may be late. After this time, a callback is blocking the loop.
 LIMIT: Final = 0.05
@@ -30,6 +30,13 @@ _RUN_HANDLE: Final = asyncio.Handle._run.__code__
 #: Ends of the names of files: of asyncio's loop, and of the code that runs any loop.
 _ASYNCIO_LOOP: Final = os.path.join("asyncio", "base_events.py")
 _RUNNERS: Final = (os.path.join("asyncio", "runners.py"), os.path.join("uvloop", "__init__.py"))
+
+
+class Sampled(Protocol):
+    """An object for which the thread samples a stack."""
+
+    def sample(self) -> None:
+        """Sample the stack. Called by the thread."""
 
 
 class LoopWatch:
@@ -111,12 +118,12 @@ class _Sampler:
     """The thread that samples the stacks of late loops. It runs while a loop is watched."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[LoopWatch, float] = {}
+        self._deadlines: dict[Sampled, float] = {}
         self._lock = threading.Lock()  # for the start and the end of the thread
         self._thread: threading.Thread | None = None
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def watch(self, watch: LoopWatch, deadline: float) -> None:
+    def watch(self, watch: Sampled, deadline: float) -> None:
         """Sample the watch's loop at the deadline, unless it is forgotten or moved before."""
         is_next = deadline < min(list(self._deadlines.values()), default=math.inf)
         self._deadlines[watch] = deadline
@@ -127,7 +134,7 @@ class _Sampler:
                     self._thread.start()
             self._wakes.put(None)
 
-    def forget(self, watch: LoopWatch) -> None:
+    def forget(self, watch: Sampled) -> None:
         """Sample the watch's loop no more."""
         self._deadlines.pop(watch, None)
 
@@ -157,3 +164,13 @@ class _Sampler:
 
 _watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
 _sampler = _Sampler()
+
+
+def sample_at(sampled: Sampled, deadline: float) -> None:
+    """Have the thread call ``sampled.sample()`` at this time, in seconds of `time.monotonic`."""
+    _sampler.watch(sampled, deadline)
+
+
+def cancel_sample(sampled: Sampled) -> None:
+    """Cancel the call of `sample_at`, if it is still to come."""
+    _sampler.forget(sampled)

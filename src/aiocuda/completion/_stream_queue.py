@@ -771,6 +771,8 @@ class StreamQueue:
     handle : int
         The stream, as the driver names it.
     name : str
+    opened_at : str or None
+        The line of the program that has opened the stream.
     imported : bool
         True for a stream that another library has made.
     lent : int
@@ -847,6 +849,7 @@ class StreamQueue:
         "loop",
         "name",
         "obstacles",
+        "opened_at",
         "peak_bytes",
         "pending",
         "poll_from",
@@ -870,6 +873,7 @@ class StreamQueue:
         self._idle_leases = reactor.device_state.leases.plain
         self.handle = handle
         self.name = name
+        self.opened_at: str | None = None
         self.enqueued = 0
         self.after_wait = False
         self.unmarked_wait_at = -1

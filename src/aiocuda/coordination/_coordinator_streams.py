@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._device import Device
 from .._device_resources import resources_of
-from .._types import Priority, caller
+from .._types import Priority, SourceLine
 from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError
 from ..stream._stream import open_stream
@@ -140,7 +140,9 @@ class CoordinatorStreams:
     def _create(self, group: dict[StreamQueue, Stream], role: str, level: Priority) -> Stream:
         device = self._device
         loop_state = resources_of(device).loop_state(while_closing=True)
-        stream = open_stream(resources_of(device), loop_state, level, f"{role}-{level}-{len(group)}", caller(1))
+        stream = open_stream(
+            resources_of(device), loop_state, level, f"{role}-{level}-{len(group)}", str(SourceLine.of_caller())
+        )
         if self._closing:
             stream_queue(stream).refuse(draining=True)
         group[stream_queue(stream)] = stream

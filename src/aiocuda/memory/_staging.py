@@ -21,6 +21,7 @@ from ..completion._reactor import Reactor
 from ..completion._state import DONE, STAGING
 from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..errors import BusyError
+from ._copy_watch import CopyWatch
 from ._pinned import PinnedPool
 from ._region import Region
 
@@ -83,10 +84,12 @@ class StagingBuffers:
         All chunk buffers. A dictionary in place of a set: its order is the same in each run of a simulation.
     most_chunks
         The largest number of chunk buffers.
+    copy_watch
+        Counts the copies in chunks; None without `begin_advice`.
     """
 
-    __slots__ = ("_free", "_granting", "_made", "_pool", "_reactor", "_waiting", "chunks", "most_chunks", "slab",
-                 "small")  # fmt: skip
+    __slots__ = ("_free", "_granting", "_made", "_pool", "_reactor", "_waiting", "chunks", "copy_watch", "most_chunks",
+                 "slab", "small")  # fmt: skip
 
     def __init__(self, reactor: Reactor, pool: PinnedPool, most_chunks: int | None = None) -> None:
         self._reactor = reactor
@@ -98,6 +101,7 @@ class StagingBuffers:
         #: Weak references: the copy's operation holds it, and after a fault no copy would be removed from here.
         self._waiting: deque[ref[StagedCopy]] = deque()
         self._granting = False
+        self.copy_watch: CopyWatch | None = None
         self.small: list[int] = []
         self.slab = pool.region(reactor, SLAB_BYTES)
         self.slab.when_locked(self._cut, reactor.loop)
@@ -107,6 +111,10 @@ class StagingBuffers:
         if self.slab.locked:
             first = self.slab.address
             self.small = list(range(first, first + self.slab.nbytes, SMALL_BYTES))
+
+    def begin_advice(self) -> None:
+        """Look for tasks that copy much pageable memory."""
+        self.copy_watch = CopyWatch(self._reactor.device_state.driver.now)
 
     def take_small(self) -> int | None:
         """Return the address of a small buffer; None if all are in use."""
@@ -214,6 +222,8 @@ def stage_up(
             raise
         _when_passed(operation, lambda: buffers.return_small(small))
         return operation
+    if buffers.copy_watch is not None:
+        buffers.copy_watch.count(nbytes)
     return queue.enqueue_gated("upload", _Upload(buffers, queue, "upload", target, source, nbytes), None, (), keep)
 
 
@@ -247,6 +257,8 @@ def stage_down(
             operation.copy_out = copy_out
         _when_passed(operation, lambda: buffers.return_small(small))
         return operation
+    if buffers.copy_watch is not None:
+        buffers.copy_watch.count(nbytes)
     download = _Download(buffers, queue, "download", target, source, nbytes)
     return queue.enqueue_gated("download", download, None, (), keep, copy_out=download.copy_out)
 
@@ -303,6 +315,7 @@ class StagedCopy(abc.ABC):
         "_left",
         "_next",
         "_source",
+        "_staged_since",
         "_target",
         "buffers",
         "chunks",
@@ -326,6 +339,7 @@ class StagedCopy(abc.ABC):
         self._next = 0  # the first byte that belongs to no chunk yet
         self._left = nbytes  # bytes that are not submitted
         self._begun = False
+        self._staged_since = 0.0  # 0.0 before, and without advice
         self.chunks = 0
         self.error: BaseException | None = None
         self.estimate = queue.device_state.predictor.estimate((kind, "step"))
@@ -368,6 +382,18 @@ class StagedCopy(abc.ABC):
         self.error = error
         self.queue.host_queue.pump()
 
+    def _begin_time(self) -> None:
+        """Note that the host begins to work on the copy."""
+        watch = self.buffers.copy_watch
+        if watch is not None and not self._staged_since:
+            self._staged_since = watch.now()
+
+    def _end_time(self) -> None:
+        """Note that the host has done its work on the copy."""
+        watch = self.buffers.copy_watch
+        if watch is not None and self._staged_since:
+            watch.add(watch.now() - self._staged_since)
+
     @property
     def dropped(self) -> bool:
         """True if the operation has left its host queue too early: skipped, withdrawn or lost to a fault."""
@@ -403,6 +429,7 @@ class _Upload(StagedCopy):
     __slots__ = ()
 
     def take(self, region: Region) -> None:
+        self._begin_time()
         offset, nbytes = self._next_chunk()
         source = self._source + offset
         keep = self._keep  # the thread must hold the source itself: the operation may be dropped during the copy
@@ -427,6 +454,8 @@ class _Upload(StagedCopy):
             nbytes,
             lambda: self.buffers.return_chunk(region),
         )
+        if self._left == 0:
+            self._end_time()
 
 
 class _Download(StagedCopy):
@@ -456,6 +485,7 @@ class _Download(StagedCopy):
         if self.operation.is_unwanted:
             self.buffers.return_chunk(region)
             return
+        self._begin_time()
         target = self._target + offset
         keep = self._keep
         self._copying += 1
@@ -472,6 +502,8 @@ class _Download(StagedCopy):
         self._missing -= nbytes
         self._copying -= 1
         self.buffers.return_chunk(region)
+        if self._missing == 0:
+            self._end_time()
         if self._ending and self._is_copied_out:
             self.queue.copied_out(self.operation, self.error)
 

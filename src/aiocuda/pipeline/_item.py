@@ -362,7 +362,7 @@ class PipelineItem:
         stream = self._resources.streams[position]
         start = self._resources.now()
         try:
-            returned = await self._called(stage, StageSlot(self.slot.number, self._contents, stream))
+            returned = await self._called(position, stage, StageSlot(self.slot.number, self._contents, stream))
             operations = _with_end(operations_of(stage, returned) or (), stream_queue(stream).end())
         except asyncio.CancelledError:
             raise
@@ -377,18 +377,23 @@ class PipelineItem:
             raise _SkipItem from failure
         if self._overlap:
             at_once = min(stage.concurrency, self._resources.ring.depth)
-            self._resources.meter.add_host_time(position, self._resources.now() - start, at_once)
+            seconds = self._resources.now() - start
+            self._resources.meter.add_host_time(position, seconds, at_once)
+            if self._resources.blocking_watch is not None:
+                self._resources.blocking_watch.add_time(position, seconds)
         self._returned[stage.name] = returned
         if operations:
             self._operations[position] = operations
 
-    async def _called(self, stage: Stage, slot: Slot) -> Any:
+    async def _called(self, position: int, stage: Stage, slot: Slot) -> Any:
         """Return what a stage that awaits returns, within its timeout."""
-        if stage.timeout is None:
+        watch = self._resources.blocking_watch
+        is_suspected = watch is not None and position in watch.suspects
+        if stage.timeout is None and not is_suspected:
             return await stage.function(slot)
         try:
             async with asyncio.timeout(stage.timeout) as limit:
-                return await stage.function(slot)
+                return await (watch.call(position, stage, slot) if watch and is_suspected else stage.function(slot))
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the stage's own

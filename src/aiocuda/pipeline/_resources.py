@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import Any, Self
@@ -16,6 +17,7 @@ from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queu
 from ..coordination._joining import follow
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
+from ._blocking import BlockingWatch
 from ._meter import meter_of
 from ._plan import Plan
 from ._ring import PipelineRing
@@ -46,6 +48,8 @@ class PipelineResources:
         Makes later work of a queue wait, on the device, for an operation of another of these queues.
     numbers : iterator of int
         Numbers of items, from 0.
+    blocking_watch : BlockingWatch or None
+        Finds stages that block the loop; None if no stage awaits, or without advice.
     """
 
     def __init__(self, device: Device, plan: Plan, depth: int) -> None:
@@ -59,6 +63,7 @@ class PipelineResources:
         self.queues: list[StreamQueue] = []
         self.follow: Callable[[StreamQueue, StreamOperation[Any]], None] = StreamQueue.follow
         self.numbers = itertools.count()
+        self.blocking_watch: BlockingWatch | None = None
         self._users = 0  # blocks that have the streams open
         self._device_is_late = False  # it did not finish with some memory in time
         self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
@@ -107,6 +112,9 @@ class PipelineResources:
             raise
         self.streams = [streams[position] for position in range(len(names))]
         self.queues = [stream_queue(stream) for stream in self.streams]
+        device_state = resources_of(self.device).device_state
+        if self.plan.awaits and device_state.advises and self.now is time.monotonic:
+            self.blocking_watch = BlockingWatch(self.queues[0].reactor)
         # It enqueues no operation, because no caller would read it. Checked streams notify their checker.
         self.follow = StreamQueue.follow if type(self.streams[0]) is Stream else follow
 

@@ -21,7 +21,7 @@ from .._log import log
 from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
-from .._types import Priority, ProcessLocal, caller
+from .._types import Priority, ProcessLocal, SourceLine
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamOperation, StreamQueue, nothing
@@ -94,6 +94,7 @@ class Stream(ProcessLocal):
         self._transfers = Transfers(resources, queue, self._access)
         self._submissions = Submissions(queue, self._access)
         queue.set_stream(self)
+        queue.opened_at = opened_at
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -383,7 +384,7 @@ class Stream(ProcessLocal):
         """
         resources = resources_of(device)
         queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
-        stream = _new_stream(resources, queue, "normal", caller(2))
+        stream = _new_stream(resources, queue, "normal", str(SourceLine.of_caller()))
         stream._owner = handle  # the CUDA stream may be destroyed with it
         return stream
 

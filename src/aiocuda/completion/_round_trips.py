@@ -1,0 +1,230 @@
+"""RoundTripWatch: finds tasks that await each operation before they enqueue the next one.
+
+The device then has nothing to do from the end of one operation until the host has noticed it and has enqueued the next
+one. To find that, no enqueue and no await does any work: the watchdog compares the reactor's count of operations, and
+when many short operations have ended for 0.1 s, a `_Probe` listens to a few hundred operations, with timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from .._advice import advise
+from .._types import SourceLine
+from ..errors import AiocudaError
+from ._operation import Operation
+from ._stream_queue import INTERNAL, StreamOperation, stream_operation
+
+if TYPE_CHECKING:
+    from ._reactor import Reactor
+
+__all__ = ["RoundTripWatch"]
+
+#: Operations in one pass of the watchdog, which comes every 25 ms. If there are fewer, each takes 1 ms or more, and a
+#: round trip of 10 to 60 µs is a small part of that.
+LEAST_PER_PASS: Final = 25
+
+#: Passes in a row with so many operations before a probe begins: 0.1 s. Shorter loops lose little time.
+BUSY_PASSES: Final = 4
+
+#: Operations and passes of the watchdog after which a probe ends.
+MOST_PROBED: Final = 256
+MOST_PASSES: Final = 8
+
+#: Operations after which a probe ends if it has found no round trip.
+FIRST_LOOK: Final = 32
+
+#: Seconds from one probe to the next, at first; each time it is twice as long, up to the second number. With timing, an
+#: operation costs the host some 5 µs more: 256 of them in a second are 0.13 % of it.
+PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 64.0
+
+#: The round trips of a probe that are enough for a warning: a quarter of its operations, and 80 % of the operations
+#: whose result the host did not need. A loop that enqueues five operations and awaits the last one has 20 %.
+LEAST_TRIPS: Final = 64
+LEAST_SHARE: Final = 0.8
+
+#: The share of the time in which the device did nothing because of the round trips. Below it, the cure gains little.
+LEAST_IDLE: Final = 0.3
+
+#: Seconds of the host from the end of an await to the next enqueue. A task that does more in between has a reason.
+MOST_BETWEEN: Final = 1e-3
+
+#: The kinds of operations whose results the host needs before it goes on.
+_NEEDED = frozenset({"download", "submit"})
+
+#: The packages through which a program calls the methods of a stream. Calls by the others, such as pipelines, are theirs.
+_METHODS = ("completion", "stream", "kernels", "graph", "pool")
+
+
+class RoundTripWatch:
+    """Looks for round trips in the loop of one reactor, in short probes."""
+
+    __slots__ = ("_busy_passes", "_next", "_pause", "_probe", "_resolved")
+
+    def __init__(self) -> None:
+        self._resolved = 0  # the reactor's count at the last pass
+        self._busy_passes = 0
+        self._pause = PAUSE
+        self._next = 0.0  # the time of the next probe
+        self._probe: _Probe | None = None
+
+    def look(self, reactor: Reactor) -> None:
+        """Begin or end a probe. Called in each pass of the watchdog."""
+        resolved, self._resolved = reactor.resolved - self._resolved, reactor.resolved
+        probe = self._probe
+        if probe is not None:
+            probe.passes += 1
+            if probe.ended or probe.passes >= MOST_PASSES:
+                self.close(reactor)
+                probe.advise()
+            return
+        self._busy_passes = self._busy_passes + 1 if resolved >= LEAST_PER_PASS else 0
+        if self._busy_passes < BUSY_PASSES:
+            return
+        now = reactor.device_state.driver.now()
+        if now >= self._next:
+            self._next = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._probe = _Probe(reactor)
+            reactor.device_state.add_listener(self._probe)
+
+    def close(self, reactor: Reactor) -> None:
+        """End a probe without its result."""
+        probe, self._probe = self._probe, None
+        self._busy_passes = 0
+        if probe is not None:
+            reactor.device_state.remove_listener(probe)
+
+
+class _Trips:
+    """Round trips of one topic: their number, the time that they cost, and their lines."""
+
+    __slots__ = ("count", "idle", "lines", "names", "places")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle = 0.0
+        self.lines: Counter[tuple[str, int]] = Counter()
+        self.places: dict[tuple[str, int], SourceLine] = {}
+        self.names: dict[str, None] = {}  # of the streams
+
+    def add(self, line: SourceLine, idle: float, *names: str) -> None:
+        self.count += 1
+        self.idle += max(idle, 0.0)
+        self.lines[line.file, line.line] += 1
+        self.places[line.file, line.line] = line
+        self.names.update(dict.fromkeys(names))
+
+    def most_common_line(self) -> SourceLine:
+        return self.places[self.lines.most_common(1)[0][0]]
+
+
+class _Probe:
+    """A listener for a few hundred operations of one loop, with timing."""
+
+    timing = True
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._now = reactor.device_state.driver.now
+        self._driver = reactor.device_state.driver
+        self.passes = 0
+        self.ended = False
+        self._seen = 0
+        self._in_flight: dict[int, None] = {}  # ids of operations
+        self._last: StreamOperation[Any] | None = None  # the newest operation, and what is known about it:
+        self._task: object = None
+        self._line: SourceLine | None = None
+        self._enqueued_at = 0.0
+        self._awaited_until = 0.0  # 0.0 while no await of it has ended
+        self._seconds = 0.0  # on the device
+        self._first = 0.0  # the time of the first operation
+        self._same, self._other = _Trips(), _Trips()  # to the same stream, and to another one
+        self._others = 0  # operations that the host enqueued without such a wait
+        self._elsewhere = False  # another loop uses the device
+
+    def on_submit(self, operation: Operation[Any]) -> None:
+        """Find out whether the task has awaited the operation before this one."""
+        new = stream_operation(operation)
+        if new.queue.reactor is not self._reactor:
+            self._elsewhere = True
+            return
+        if self.ended or new.kind == INTERNAL:
+            return
+        now = self._now()
+        task = asyncio.current_task()
+        line = SourceLine.of_direct_caller(*_METHODS)
+        self._first = self._first or now
+        if self._last is not None:
+            self._count(self._last, new, task, now)
+        self._in_flight[new.id] = None
+        self._last, self._task, self._line = new, task, line
+        self._enqueued_at, self._awaited_until, self._seconds = now, 0.0, 0.0
+        self._seen += 1
+        found = self._same.count + self._other.count
+        self.ended = self._seen >= MOST_PROBED or (self._seen == FIRST_LOOK and not found)
+
+    def _count(self, last: StreamOperation[Any], new: StreamOperation[Any], task: object, now: float) -> None:
+        if last.kind in _NEEDED or (last.kind == "upload" and last.queue is new.queue):
+            return  # the result of an upload is the buffer that the next operation uses
+        if (
+            self._in_flight
+            or task is None
+            or task is not self._task
+            or self._line is None
+            or not 0.0 < self._awaited_until
+            or now - self._awaited_until > MOST_BETWEEN
+        ):
+            self._others += 1
+            return
+        trips = self._same if last.queue is new.queue else self._other
+        trips.add(self._line, now - self._enqueued_at - self._seconds, last.queue.name, new.queue.name)
+
+    def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
+        """Note the time of the operation on the device, and whether a task has awaited it."""
+        done = stream_operation(operation)
+        if done.queue.reactor is not self._reactor:
+            self._elsewhere = True
+            return
+        self._in_flight.pop(done.id, None)
+        if done is self._last and done.is_awaited:
+            self._awaited_until = self._now()
+            try:
+                self._seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
+            except AiocudaError:
+                self._awaited_until = 0.0  # without its time on the device, it does not count
+
+    def advise(self) -> None:
+        """Warn if round trips have left the device without work for much of the time."""
+        seconds = self._enqueued_at - self._first
+        if self._elsewhere or seconds <= 0.0:
+            return
+        counted = self._same.count + self._other.count
+        if counted < LEAST_SHARE * (counted + self._others):
+            return
+        for trips, give in ((self._same, _advise_chain), (self._other, _advise_streams)):
+            if trips.count >= LEAST_TRIPS and trips.idle >= LEAST_IDLE * seconds:
+                self._reactor.guard(give, trips, trips.idle / seconds)
+
+
+def _advise_chain(trips: _Trips, idle: float) -> None:
+    advise(
+        "round trips",
+        trips.most_common_line(),
+        f"{trips.count} times a task awaited an operation of {' and '.join(trips.names)} before it enqueued the next "
+        f"one, and the device had no work for {idle:.0%} of the time: enqueue the operations one after the other, and "
+        "await only the last one, or aiocuda.gather(*operations)",
+    )
+
+
+def _advise_streams(trips: _Trips, idle: float) -> None:
+    advise(
+        "host waits",
+        trips.most_common_line(),
+        f"{trips.count} times a task awaited an operation of one stream before it enqueued the next one on another "
+        f"stream ({', '.join(trips.names)}), and the device had no work for {idle:.0%} of the time: let the stream wait "
+        "on the device, stream.wait(operation), or use an AsyncCoordinator or a Pipeline, which do that",
+    )

@@ -1,0 +1,126 @@
+"""BlockingWatch: finds stages whose coroutine blocks the event loop."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+from collections.abc import Coroutine, Generator
+from types import FrameType
+from typing import Any, Final
+
+from .._advice import advise
+from .._types import SourceLine
+from ..completion._loop_watch import LIMIT, cancel_sample, sample_at
+from ..completion._reactor import Reactor
+from ._stage import Stage
+
+__all__ = ["BlockingWatch"]
+
+#: Steps that must have blocked the loop at the same line. One may be late because other programs had the processor.
+STEPS: Final = 3
+
+
+class BlockingWatch:
+    """Times the steps of stages that are suspected to block the loop. A step runs from one await to the next.
+
+    A stage is suspected if an item took longer than a step may. Other stages run without any additional call.
+
+    Attributes
+    ----------
+    suspects : set of int
+        The positions of the stages whose steps are timed.
+    """
+
+    __slots__ = ("_blocked", "_reactor", "suspects")
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self.suspects: set[int] = set()
+        self._blocked: dict[tuple[int, int], list[float]] = {}  # seconds, by the stage's position and the line
+
+    def add_time(self, position: int, seconds: float) -> None:
+        """Suspect a stage from now on if it took that long for an item."""
+        if seconds > LIMIT:
+            self.suspects.add(position)
+
+    async def call(self, position: int, stage: Stage, slot: object) -> Any:
+        """Return what the stage returns for a slot, and time the steps of its coroutine."""
+        function: Any = stage.function
+        return await _in_steps(function(slot), _Step(self, position, stage.name))
+
+    def blocked(self, position: int, name: str, line: SourceLine, seconds: float) -> None:
+        """Count a step that has blocked the loop. Warn if it is not the first one at this line."""
+        times = self._blocked.setdefault((position, line.line), [])
+        times.append(seconds)
+        if len(times) == STEPS:
+            self._reactor.guard(
+                advise,
+                "blocking stage",
+                line,
+                f"stage {name!r} of a pipeline blocked the event loop here {STEPS} times, for {max(times) * 1e3:.0f} ms "
+                "at most; meanwhile no task ran, and no work was enqueued: run the function that blocks by "
+                "`await device.offload(function, ...)` or asyncio.to_thread",
+            )
+        elif len(times) > STEPS:
+            times.pop()
+
+
+class _Step:
+    """The running step of one coroutine. A thread samples its line if the step takes too long."""
+
+    def __init__(self, watch: BlockingWatch, position: int, name: str) -> None:
+        self._watch = watch
+        self._position = position
+        self._name = name
+        self._thread_id = threading.get_ident()
+        self._coroutine: Any = None
+        self._began = 0.0
+        self._line: SourceLine | None = None
+
+    def begin(self, coroutine: Any) -> None:
+        self._coroutine = coroutine
+        self._line = None
+        self._began = time.monotonic()
+        sample_at(self, self._began + LIMIT)
+
+    def end(self) -> None:
+        seconds = time.monotonic() - self._began
+        cancel_sample(self)
+        line, self._line = self._line, None
+        if seconds > LIMIT and line is not None:
+            self._watch.blocked(self._position, self._name, line, seconds)
+
+    def sample(self) -> None:
+        """Note the innermost line in the file of the stage's function. Called by a thread."""
+        outer: FrameType | None = getattr(self._coroutine, "cr_frame", None)
+        frame = sys._current_frames().get(self._thread_id)
+        while frame is not None and outer is not None:
+            if frame.f_code.co_filename == outer.f_code.co_filename:
+                self._line = SourceLine.of_frame(frame)
+                return
+            frame = frame.f_back
+
+
+@types.coroutine
+def _in_steps(coroutine: Coroutine[Any, Any, Any], step: _Step) -> Generator[Any, Any, Any]:
+    """Run a coroutine, and time each of its steps."""
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        step.begin(coroutine)
+        try:
+            yielded = coroutine.send(value) if error is None else coroutine.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            step.end()
+        value = error = None
+        try:
+            value = yield yielded
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as thrown:  # noqa: BLE001 - the coroutine gets it
+            error = thrown
