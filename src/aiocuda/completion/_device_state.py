@@ -140,8 +140,8 @@ class DeviceState:
     """
 
     __slots__ = ("__weakref__", "_listening", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
-                 "device", "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight", "policy",
-                 "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
+                 "device", "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight",
+                 "policy", "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
 
     def __init__(
         self,

@@ -59,11 +59,9 @@ def _some_wait(queues: Iterable[Any]) -> bool:
 
 
 def _message(streams: int, most: int) -> str:
-    more = (
-        "" if most >= MOST_QUEUES else f", or set CUDA_DEVICE_MAX_CONNECTIONS={MOST_QUEUES} before CUDA is first used"
-    )
+    setting = f", or set CUDA_DEVICE_MAX_CONNECTIONS={MOST_QUEUES} before CUDA is first used"
     return (
         f"{streams} streams have unfinished operations, some wait for each other, and the device has {most} hardware "
         "queues: streams that share one wait for each other's work. Lend streams from "
-        f"aiocuda.StreamPool(device, maximum={most}){more}"
+        f"aiocuda.StreamPool(device, maximum={most}){setting * (most < MOST_QUEUES)}"
     )

@@ -36,7 +36,7 @@ MOST_PASSES: Final = 8
 #: Operations after which a probe ends if it has found no round trip.
 FIRST_LOOK: Final = 32
 
-#: Seconds from one probe to the next, at first; each time it is twice as long, up to the second number. With timing, an
+#: Seconds from one probe to the next, at first; after a probe without a result twice as long, up to the second number. With timing, an
 #: operation costs the host some 5 µs more: 256 of them in a second are 0.13 % of it.
 PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 64.0
@@ -55,7 +55,7 @@ MOST_BETWEEN: Final = 1e-3
 #: The kinds of operations whose results the host needs before it goes on.
 _NEEDED = frozenset({"download", "submit"})
 
-#: The packages through which a program calls the methods of a stream. Calls by the others, such as pipelines, are theirs.
+#: The packages through which a program calls the methods of a stream. Calls by others, such as pipelines, are theirs.
 _METHODS = ("completion", "stream", "kernels", "graph", "pool")
 
 
@@ -79,6 +79,8 @@ class RoundTripWatch:
             probe.passes += 1
             if probe.ended or probe.passes >= MOST_PASSES:
                 self.close(reactor)
+                if not probe.has_trips:
+                    self._pause = min(2 * self._pause, LONGEST_PAUSE)
                 probe.advise()
             return
         self._busy_passes = self._busy_passes + 1 if resolved >= LEAST_PER_PASS else 0
@@ -87,7 +89,6 @@ class RoundTripWatch:
         now = reactor.device_state.driver.now()
         if now >= self._next:
             self._next = now + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._probe = _Probe(reactor)
             reactor.device_state.add_listener(self._probe)
 
@@ -197,13 +198,16 @@ class _Probe:
             except AiocudaError:
                 self._awaited_until = 0.0  # without its time on the device, it does not count
 
+    @property
+    def has_trips(self) -> bool:
+        """True if most operations were enqueued after an await of the one before."""
+        counted = self._same.count + self._other.count
+        return counted > 0 and counted >= LEAST_SHARE * (counted + self._others)
+
     def advise(self) -> None:
         """Warn if round trips have left the device without work for much of the time."""
         seconds = self._enqueued_at - self._first
-        if self._elsewhere or seconds <= 0.0:
-            return
-        counted = self._same.count + self._other.count
-        if counted < LEAST_SHARE * (counted + self._others):
+        if self._elsewhere or seconds <= 0.0 or not self.has_trips:
             return
         for trips, give in ((self._same, _advise_chain), (self._other, _advise_streams)):
             if trips.count >= LEAST_TRIPS and trips.idle >= LEAST_IDLE * seconds:
@@ -225,6 +229,6 @@ def _advise_streams(trips: _Trips, idle: float) -> None:
         "host waits",
         trips.most_common_line(),
         f"{trips.count} times a task awaited an operation of one stream before it enqueued the next one on another "
-        f"stream ({', '.join(trips.names)}), and the device had no work for {idle:.0%} of the time: let the stream wait "
-        "on the device, stream.wait(operation), or use an AsyncCoordinator or a Pipeline, which do that",
+        f"stream ({', '.join(trips.names)}), and the device had no work for {idle:.0%} of the time: let the stream "
+        "wait on the device, stream.wait(operation), or use an AsyncCoordinator or a Pipeline, which do that",
     )

@@ -22,6 +22,7 @@ from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pool import StreamPool, StreamPoolStatistics
 from ..stream import Stream
+from ..stream._stream import owned
 from ._steps import StepConfig, StepRunner, StepTelemetry
 
 __all__ = ["ContextStatistics", "ManagedContext", "Purpose"]
@@ -172,7 +173,8 @@ class ManagedContext(ProcessLocal):
             raise InvalidArgumentError(f"a stream is for {', '.join(get_args(Purpose))}, and not for {purpose!r}")
         self._check_open(device)
         if purpose not in self._streams or self._streams[purpose].closed:
-            self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
+            stream = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
+            self._streams[purpose] = owned(stream, "aiocuda.ManagedContext() as context")
         return self._streams[purpose]
 
     @cached_property

@@ -10,7 +10,7 @@ from .._device_resources import resources_of
 from .._types import Priority, SourceLine
 from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError
-from ..stream._stream import open_stream
+from ..stream._stream import open_stream, owned
 from ._scheduled_node import ScheduledNode
 
 if TYPE_CHECKING:
@@ -145,5 +145,5 @@ class CoordinatorStreams:
         )
         if self._closing:
             stream_queue(stream).refuse(draining=True)
-        group[stream_queue(stream)] = stream
+        group[stream_queue(stream)] = owned(stream, "aiocuda.AsyncCoordinator(device) as coordinator")
         return stream

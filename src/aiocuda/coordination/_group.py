@@ -16,7 +16,7 @@ from .._user_code import call
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
-from ..stream._stream import CheckedStream
+from ..stream._stream import CheckedStream, owned
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import prepare_join
 
@@ -63,7 +63,7 @@ class StreamGroup(ProcessLocal):
         self._streams: dict[str, GroupStream] = {}
         for name in names:
             try:
-                stream = device.stream(priority, name)
+                stream = owned(device.stream(priority, name), "aiocuda.StreamGroup(device, names) as group")
                 kind = CheckedGroupStream if isinstance(stream, CheckedStream) else GroupStream
                 self._streams[name] = kind(stream)
             except BaseException:

@@ -12,6 +12,7 @@ from .._device_resources import resources_of
 from .._shutdown import end_tasks, finish_shielded
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
+from ..stream._stream import owned
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue
 from ._options import LoaderOptions
@@ -71,7 +72,8 @@ class LoaderResources:
         try:
             # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
             for number in range(self.options.prefetch + 1):
-                self._streams.append(self.device.stream(name=f"loader {number}"))
+                stream = self.device.stream(name=f"loader {number}")
+                self._streams.append(owned(stream, "DataLoader(device, source) as loader"))
             if self._payload is not None:
                 await self._start_processes(self._payload)
         except BaseException:

@@ -28,6 +28,7 @@ from ..errors import (
 from ..interchange._host_arrays import as_source
 from ..memory._arrays import as_dtype
 from ..stream import Stream
+from ..stream._stream import owned
 from ._batch import Batch
 from ._collate import parts_of
 from ._delivery import Delivery
@@ -111,6 +112,7 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
         self._requesting = False
+        self._made_at = SourceLine.of_caller()
         self._closed = False
 
     def __len__(self) -> int:
@@ -245,7 +247,8 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
     def _stream(self, number: int) -> Stream:
         # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
         while len(self._streams) <= self._depth:
-            self._streams.append(self.device.stream(name=f"to_device {len(self._streams)}"))
+            stream = self.device.stream(name=f"to_device {len(self._streams)}")
+            self._streams.append(owned(stream, "to_device(source, device) as batches", self._made_at))
         return self._streams[number % len(self._streams)]
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ class BlockingWatch:
                 advise,
                 "blocking stage",
                 line,
-                f"stage {name!r} of a pipeline blocked the event loop here {STEPS} times, for {max(times) * 1e3:.0f} ms "
-                "at most; meanwhile no task ran, and no work was enqueued: run the function that blocks by "
+                f"stage {name!r} of a pipeline blocked the event loop here {STEPS} times, for {max(times) * 1e3:.0f} "
+                "ms at most; meanwhile no task ran, and no work was enqueued: run the function that blocks by "
                 "`await device.offload(function, ...)` or asyncio.to_thread",
             )
         elif len(times) > STEPS:

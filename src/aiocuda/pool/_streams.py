@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Self
 from .._checks import check_integer, check_seconds, check_timeout, flag
 from .._device import Device
 from .._device_resources import resources_of
-from .._types import Priority, ProcessLocal
+from .._types import Priority, ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP, call
 from ..completion._operation import Operation
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
+from ..stream._stream import owned
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place
@@ -98,6 +99,7 @@ class StreamPool(ProcessLocal):
         self._resources = resources_of(device)
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
+        self._made_at = SourceLine.of_caller()
         self._places: list[Place] = []
         self._requests = RequestQueue()
         self._record = WorkloadRecord()
@@ -212,6 +214,7 @@ class StreamPool(ProcessLocal):
     def _open_stream(self, new: NewStream) -> Place:
         number = next(self._numbers)
         stream = self._device.stream(new.priority, f"pool-{number}")
+        owned(stream, "aiocuda.StreamPool(device) as pool", self._made_at)
         place = Place(number, stream, new.workload)
         self._places.append(place)
         self._made += 1

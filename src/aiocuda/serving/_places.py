@@ -9,6 +9,7 @@ from .._device_resources import resources_of
 from ..completion._stream_queue import stream_queue
 from ..pipeline import TripleBuffer
 from ..stream import Stream
+from ..stream._stream import owned
 from ._place import Place
 
 __all__ = ["Places"]
@@ -32,7 +33,8 @@ class Places:
         if device is not None:
             try:
                 for number in range(count):
-                    self._streams.append(device.stream(name=f"batches {number}"))
+                    stream = device.stream(name=f"batches {number}")
+                    self._streams.append(owned(stream, "MicroBatcher(function, ...) as batcher"))
             except BaseException:
                 self.leave()
                 raise

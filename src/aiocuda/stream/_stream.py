@@ -51,6 +51,8 @@ __all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converte
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
 
+_CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
+
 
 @lacks(
     sync=_SYNCHRONIZE,
@@ -86,6 +88,7 @@ class Stream(ProcessLocal):
         self._resources = resources
         self._opened_at = opened_at
         self._owner: object = None  # of an imported stream's handle
+        self._cure = _CURE  # for the warning about a stream that was left open
         self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
         self._queue = queue
         self._memory = resources.memory
@@ -513,8 +516,7 @@ class Stream(ProcessLocal):
         queue = getattr(self, "_queue", None)
         if queue is not None and not queue.closed and not queue.imported and not self._resources.closed:
             warnings.warn(
-                f"unclosed {self!r}, opened at {self._opened_at}: use `async with device.stream() as stream`, "
-                "or keep it as long as the device",
+                f"unclosed {self!r}, opened at {self._opened_at}: {self._cure}",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
@@ -563,6 +565,14 @@ class StreamView(Stream):
 
     def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed
+
+
+def owned(stream: Stream, owner: str, made_at: SourceLine | None = None) -> Stream:
+    """Return a stream that another object closes: ``owner``, as ``async with`` names it, made at this line."""
+    if made_at is not None:
+        stream._opened_at = str(made_at)
+    stream._cure = f"use `async with {owner}`, which closes it"
+    return stream
 
 
 def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:

@@ -1,0 +1,502 @@
+"""PerformanceWarning: each slow way to use a device is reported once, with the line and the cure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, InvalidArgumentError, PerformanceWarning, Stream
+from aiocuda.testing import Latch
+
+#: Seconds after which advice that must come has not come. A busy machine is often too slow for a probe.
+LONGEST = 60.0
+
+#: A function of a program: it gets a device, two streams and a buffer.
+Program: TypeAlias = Callable[[Device, Stream, Stream, Any], Awaitable[None]]
+
+_numbers = itertools.count()
+
+
+def program(text: str) -> tuple[Program, str]:
+    """Compile the function ``run(device, left, right, buffer)`` of a program. Return it and the name of its file.
+
+    Each program has a file of its own: advice is given once for each line.
+    """
+    file = f"/program/{next(_numbers)}.py"
+    names: dict[str, Any] = {"aiocuda": aiocuda, "asyncio": asyncio, "np": np, "time": time}
+    body = "\n".join("    " + line for line in text.strip().splitlines())
+    exec(compile(f"async def run(device, left, right, buffer):\n{body}\n", file, "exec"), names)
+    return names["run"], file
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[warnings.WarningMessage]]:
+    """Record all performance warnings of the block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PerformanceWarning)
+        yield caught
+    caught[:] = [each for each in caught if each.category is PerformanceWarning]
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Device, Stream, Stream, Any]]:
+    async with (
+        aiocuda.open_device(driver="host") as device,
+        device.stream(name="left") as left,
+        device.stream(name="right") as right,
+    ):
+        buffer = left.empty(16)
+        await left.fill(buffer, 0)
+        yield device, left, right, buffer
+
+
+async def advice_for(text: str, until: int = 1, seconds: float = 2.0) -> list[tuple[str, int, str]]:
+    """Run a program again and again. Return the advice, as (file, line, message), and check the file.
+
+    Parameters
+    ----------
+    until
+        The run ends when there is so much advice, ...
+    seconds
+        ... or after this time.
+    """
+    run, file = program(text)
+    with recorded() as caught:
+        async with opened() as things:
+            end = time.monotonic() + seconds
+            while len(caught) < until and time.monotonic() < end:
+                await run(*things)
+    assert all(each.filename == file for each in caught), caught
+    return [(each.filename, each.lineno, str(each.message)) for each in caught]
+
+
+#: Seconds for which a program without advice runs: a probe begins after 0.1 s, and ends 0.2 s later.
+QUIET = 0.6
+
+CHAIN = """
+for _ in range(50):
+    await left.fill(buffer, 1)
+"""
+
+HOST_WAITS = """
+for _ in range(50):
+    await left.fill(buffer, 1)
+    await right.fill(buffer, 2)
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_awaiting_each_operation_of_a_chain() -> None:
+    ((_, line, message),) = await advice_for(CHAIN, seconds=LONGEST)
+    assert line == 3
+    assert "awaited an operation of left before it enqueued the next one" in message
+    assert "await only the last one, or aiocuda.gather" in message
+    assert "AIOCUDA_WARN=0" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_waiting_on_the_host_between_streams() -> None:
+    ((_, line, message),) = await advice_for(HOST_WAITS, seconds=LONGEST)
+    assert line in (3, 4)
+    assert "on another stream (" in message
+    assert "left" in message
+    assert "right" in message
+    assert "stream.wait(operation), or use an AsyncCoordinator or a Pipeline" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            """
+for _ in range(20):
+    last = left.fill(buffer, 1)
+await last
+""",
+            id="the last of a chain is awaited",
+        ),
+        pytest.param(
+            """
+await aiocuda.gather(*[left.fill(buffer, 1) for _ in range(5)])
+""",
+            id="gather",
+        ),
+        pytest.param(
+            """
+first = left.fill(buffer, 1)
+right.wait(first)
+await right.fill(buffer, 2)
+left.wait(right.fill(buffer, 3))
+""",
+            id="the device waits",
+        ),
+        pytest.param(
+            """
+left.fill(buffer, 1)
+if (await left.download(buffer))[0] < 0:
+    raise ValueError
+""",
+            id="the host needs the result",
+        ),
+        pytest.param(
+            """
+async def request():
+    await left.fill(buffer, 1)
+await asyncio.create_task(request())
+""",
+            id="one await in each request",
+        ),
+        pytest.param(
+            """
+async def one(stream):
+    for _ in range(20):
+        await stream.fill(own[stream], 1)
+own = {stream: stream.empty(16) for stream in (left, right)}
+await asyncio.gather(*map(one, own))
+""",
+            id="two chains at the same time",
+        ),
+        pytest.param(
+            """
+await left.fill(buffer, 1)
+await asyncio.sleep(0.002)
+""",
+            id="the program does other things",
+        ),
+    ],
+)
+async def test_no_advice_about_round_trips(text: str) -> None:
+    assert await advice_for(text, seconds=QUIET) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_advice_is_given_once() -> None:
+    run, _ = program(CHAIN)
+    for expected in (1, 0):
+        with recorded() as caught:
+            async with opened() as things:
+                end = time.monotonic() + (LONGEST if expected else QUIET)
+                while time.monotonic() < end and not (expected and caught):
+                    await run(*things)
+        assert len(caught) == expected
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_no_listener_is_left() -> None:
+    run, _ = program(CHAIN)
+    with recorded() as caught:
+        async with opened() as things:
+            state = things[0]._resources.device_state
+            while not caught:
+                await run(*things)
+            assert state.listeners is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_two_loops_get_no_advice_about_each_other() -> None:
+    """A loop cannot know whether the device has had work of another loop."""
+    run, _ = program(CHAIN)
+
+    async def elsewhere(device: Device, end: float) -> None:
+        async with device.stream() as stream:
+            buffer = stream.empty(16)
+            while time.monotonic() < end:
+                await stream.fill(buffer, 1)
+
+    with recorded() as caught:
+        async with opened() as things:
+            end = time.monotonic() + QUIET
+            other = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere(things[0], end)))
+            while time.monotonic() < end:
+                await run(*things)
+            await other
+    assert caught == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_warning_as_an_error_goes_to_the_exception_handler_of_the_loop() -> None:
+    run, _ = program(CHAIN)
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)
+        async with opened() as things:
+            end = time.monotonic() + LONGEST
+            while not errors and time.monotonic() < end:
+                await run(*things)
+    assert [type(error) for error in errors] == [PerformanceWarning]
+
+
+# -- pageable copies ---------------------------------------------------------------------------------------------------
+
+PAGEABLE = """
+array, target = np.ones(1 << 18, np.float32), left.empty(1 << 18)
+for _ in range(120):
+    await left.copy(target, array)
+"""
+
+DOWNLOADS = """
+source = left.empty(1 << 20)
+for _ in range(120):
+    await left.download(source)
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [PAGEABLE, DOWNLOADS], ids=["uploads", "downloads"])
+async def test_pageable_copies_in_a_loop(text: str) -> None:
+    ((_, line, message),) = await advice_for(text, seconds=LONGEST)
+    assert line == 4
+    assert "copied pageable memory 100 times" in message
+    assert "device.pinned(shape, dtype)" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            """
+array, target = np.ones(1 << 18, np.float32), left.empty(1 << 18)
+async def request():
+    await left.copy(target, array)
+for _ in range(120):
+    await asyncio.create_task(request())
+""",
+            id="a copy in each request",
+        ),
+        pytest.param(
+            """
+array, target = await device.pinned(1 << 18), left.empty(1 << 18)
+for _ in range(120):
+    await left.copy(target, array)
+""",
+            id="pinned",
+        ),
+        pytest.param(
+            """
+array, target = np.ones(1 << 10, np.float32), left.empty(1 << 10)
+for _ in range(120):
+    await left.copy(target, array)
+""",
+            id="small arrays",
+        ),
+    ],
+)
+async def test_no_advice_about_copies(text: str) -> None:
+    assert [each for each in await advice_for(text, seconds=QUIET) if "pageable" in each[2]] == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_copy_raises_its_warning_before_it_begins() -> None:
+    run, _ = program(PAGEABLE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)
+        async with opened() as things:
+            with pytest.raises(PerformanceWarning, match="pageable"):
+                for _ in range(10):
+                    await run(*things)
+            await things[1].fill(things[3], 1)  # the stream goes on
+
+
+# -- hardware queues ---------------------------------------------------------------------------------------------------
+
+
+async def busy_streams(count: int, waiting: bool) -> list[warnings.WarningMessage]:
+    """Hold ``count`` streams for a second, unless there is advice earlier."""
+    with recorded() as caught:
+        async with aiocuda.open_device(driver="host") as device, contextlib.AsyncExitStack() as stack:
+            latch = stack.enter_context(Latch(device, seconds=LONGEST))
+            first = await stack.enter_async_context(device.stream())
+            latch.hold(first)
+            gate = first.fill(first.empty(4), 1)
+            streams = [await stack.enter_async_context(device.stream()) for _ in range(count - 1)]
+            for stream in streams:
+                if waiting:
+                    stream.wait(gate)
+                else:
+                    latch.hold(stream)
+            end = time.monotonic() + QUIET
+            while not caught and time.monotonic() < end:
+                await asyncio.sleep(0.001)
+            latch.release()
+    return caught
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_more_streams_than_hardware_queues_wait_for_each_other() -> None:
+    caught = await busy_streams(40, waiting=True)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    message = str(caught[0].message)
+    assert "40 streams" in message
+    assert "32 hardware queues" in message
+    assert "aiocuda.StreamPool(device, maximum=32)" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_no_advice_about_a_few_streams() -> None:
+    assert await busy_streams(30, waiting=True) == []
+
+
+# -- stages that block the loop ----------------------------------------------------------------------------------------
+
+
+async def run_stage(text: str, items: int = 8) -> list[warnings.WarningMessage]:
+    """Run a pipeline with a stage ``run(device, slot, …)`` that awaits."""
+    run, file = program(text)
+
+    async def load(slot: aiocuda.Slot) -> None:
+        await run(device, slot, None, None)  # type: ignore[arg-type]
+
+    load.__code__ = load.__code__.replace(co_filename=file)
+    stages = [
+        aiocuda.Stage("load", load),
+        aiocuda.Stage("upload", lambda slot: slot.stream.upload(np.ones(4, np.float32))),
+    ]
+    with recorded() as caught:
+        async with aiocuda.open_device(driver="host") as device, aiocuda.Pipeline(device, stages) as pipeline:
+            async for _ in pipeline.run(range(items)):
+                pass
+    return caught
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_stage_that_blocks_the_loop() -> None:
+    (caught,) = await run_stage("await asyncio.sleep(0)\ntime.sleep(0.07)\nawait asyncio.sleep(0)")
+    assert caught.filename.startswith("/program/")
+    assert caught.lineno == 3
+    assert "stage 'load' of a pipeline blocked the event loop here 3 times" in str(caught.message)
+    assert "device.offload" in str(caught.message)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_stage_that_awaits_a_thread_gets_no_advice() -> None:
+    assert await run_stage("await device.offload(time.sleep, 0.07)") == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_timed_stage_gets_exceptions_and_cancellations() -> None:
+    """A stage that is suspected runs as any other: results, exceptions and timeouts pass through."""
+    seen: list[str] = []
+
+    async def load(slot: aiocuda.Slot) -> int:
+        if slot.item == 0:
+            await asyncio.sleep(0.06)  # from now on, its steps are timed
+        elif slot.item == 1:
+            try:
+                raise KeyError(slot.item)
+            except KeyError:
+                await asyncio.sleep(0)
+        elif slot.item == 2:
+            try:
+                await asyncio.sleep(LONGEST)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+        return int(slot.item) * 2
+
+    stage = aiocuda.Stage("load", load, timeout=0.2, on_error=lambda error, item: seen.append(type(error).__name__))
+    async with aiocuda.open_device(driver="host") as device, aiocuda.Pipeline(device, [stage]) as pipeline:
+        assert [result async for result in pipeline.run(range(4))] == [0, 2, 6]
+    assert seen == ["cancelled", "TimeoutError"]
+
+
+# -- objects left open -------------------------------------------------------------------------------------------------
+
+
+async def _pool(device: Device) -> None:
+    lease = await aiocuda.StreamPool(device).stream()
+    lease.release()
+
+
+async def _group(device: Device) -> None:
+    aiocuda.StreamGroup(device, ("up",))
+
+
+async def _coordinator(device: Device) -> None:
+    await aiocuda.AsyncCoordinator(device).upload(np.ones(4, np.float32))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("leave", "cure"),
+    [
+        (_pool, r"async with aiocuda\.StreamPool\(device\) as pool"),
+        (_group, r"async with aiocuda\.StreamGroup\(device, names\) as group"),
+        (_coordinator, r"async with aiocuda\.AsyncCoordinator\(device\) as coordinator"),
+    ],
+)
+async def test_objects_left_open_name_their_line_and_the_cure(
+    leave: Callable[[Device], Awaitable[None]], cure: str
+) -> None:
+    line = leave.__code__.co_firstlineno + 1  # type: ignore[attr-defined]
+    async with aiocuda.open_device(driver="host") as device:
+        with pytest.warns(ResourceWarning, match=rf"opened at {__file__}:{line}: use `{cure}`"):
+            await leave(device)
+            gc.collect()
+            await asyncio.sleep(0)
+            gc.collect()
+
+
+# -- the switch --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_WARN", "0")
+    assert await advice_for(CHAIN, seconds=QUIET) == []
+    assert await advice_for(PAGEABLE, seconds=0.0) == []
+    assert await run_stage("time.sleep(0.06)", items=5) == []
+    assert await busy_streams(40, waiting=True) == []
+
+
+@pytest.mark.asyncio
+async def test_switch_leaves_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_WARN", "0")
+    async with opened() as (device, *_):
+        loop_state = device._resources.loop_state()
+        assert loop_state.round_trip_watch is None
+        assert loop_state.staging.copy_watch is None
+
+
+def test_filter_of_python_disables_a_warning() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", PerformanceWarning)
+        warnings.warn("slow", PerformanceWarning, stacklevel=1)
+    assert caught == []
+
+
+@pytest.mark.parametrize("value", ["2", "no", "-1"])
+def test_unknown_value_of_the_switch(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_WARN", value)
+    with pytest.raises(InvalidArgumentError, match=f"AIOCUDA_WARN='{value}': it takes 1 or 0"):
+        aiocuda.open_device()
