@@ -381,6 +381,8 @@ async def test_row_70_any_use_after_a_fault(name: str) -> None:
         ("AIOCUDA_DRIVER", "host "),
         ("AIOCUDA_CHECK", "abc"),
         ("AIOCUDA_CHECK", "-1"),
+        ("AIOCUDA_WARN", "abc"),
+        ("AIOCUDA_WARN", "2"),
         ("AIOCUDA_ASYNC", "abc"),
     ],
 )
