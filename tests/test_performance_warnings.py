@@ -456,7 +456,7 @@ async def _coordinator(device: Device) -> None:
 async def test_objects_left_open_name_their_line_and_the_cure(
     leave: Callable[[Device], Awaitable[None]], cure: str
 ) -> None:
-    line = leave.__code__.co_firstlineno + 1  # type: ignore[attr-defined]
+    line = leave.__code__.co_firstlineno + 1
     async with aiocuda.open_device(driver="host") as device:
         with pytest.warns(ResourceWarning, match=rf"opened at {__file__}:{line}: use `{cure}`"):
             await leave(device)

@@ -187,8 +187,8 @@ class _Opening:
     _max_in_flight: int
     _check: bool
     _asynchronous: bool
-    _advises: bool
     _line: SourceLine
+    _advises: bool = dataclasses.field(default_factory=is_advice_wanted)
     _begun: bool = False
     _device: Device | None = None
     call: str = "open_device()"  #: the call that made it, for messages; `ManagedContext` sets its own
@@ -302,10 +302,8 @@ def open_device(
     """Open a device: ``async with open_device() as device``, or ``await open_device()`` and ``await device.aclose()``.
 
     The end of the block waits for the work. After an exception or a cancellation it abandons work that is still on the
-    host, and waits at most 5 seconds for work that the device has accepted.
-
-    While the device is open, slow ways to use it are reported by a `PerformanceWarning`, once for each line of the
-    program. ``AIOCUDA_WARN=0``, which this function reads, disables them.
+    host, and waits at most 5 seconds for work that the device has accepted. A `PerformanceWarning` reports slow ways to
+    use the device, unless ``AIOCUDA_WARN`` is 0.
 
     Parameters
     ----------
@@ -351,6 +349,4 @@ def open_device(
     if isinstance(driver, str):
         driver_name(driver)
     named = CompletionPolicy.named(policy)
-    return _Opening(
-        number, driver, named, max_in_flight, _checks(check), asynchronous, is_advice_wanted(), SourceLine.of_caller()
-    )
+    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, SourceLine.of_caller())

@@ -36,8 +36,8 @@ MOST_PASSES: Final = 8
 #: Operations after which a probe ends if it has found no round trip.
 FIRST_LOOK: Final = 32
 
-#: Seconds from one probe to the next, at first; after a probe without a result twice as long, up to the second number. With timing, an
-#: operation costs the host some 5 µs more: 256 of them in a second are 0.13 % of it.
+#: Seconds from one probe to the next, at first; after a probe without round trips twice as long, up to the second
+#: number. With timing, an operation costs the host some 5 µs more: 256 of them in a second are 0.13 % of it.
 PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 64.0
 
