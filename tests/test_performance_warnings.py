@@ -17,6 +17,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, PerformanceWarning, Stream
 from aiocuda.testing import Latch
+from tests.helpers import until
 
 #: Seconds after which advice that must come has not come. A busy machine is often too slow for a probe.
 LONGEST = 60.0
@@ -206,6 +207,24 @@ async def test_no_listener_is_left() -> None:
             while not caught:
                 await run(*things)
             assert state.listeners is None
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_probe_ends_with_the_work() -> None:
+    """Without unfinished operations the watchdog stops. A probe that goes on would keep the newest operation."""
+    async with opened() as (device, left, _, buffer):
+        state = device._resources.device_state
+        while state.listeners is None:
+            await left.fill(buffer, 1)
+        await until(lambda: state.listeners is None, "the end of the probe")
+
+
+@pytest.mark.asyncio
+async def test_no_advice_without_asynchronous_streams() -> None:
+    async with aiocuda.open_device(driver="host", asynchronous=False) as device, device.stream() as stream:
+        await stream.fill(stream.empty(4), 1)
+        assert device._resources.loop_state().round_trip_watch is None
 
 
 @pytest.mark.asyncio

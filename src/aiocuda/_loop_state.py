@@ -107,6 +107,8 @@ class LoopState:
         """Look for slow ways to use the streams, in each pass of the watchdog."""
         reactor = self.reactor
         self.staging.begin_advice()
+        if not reactor.device_state.asynchronous:
+            return  # all streams are one, and the program waits more
         self.round_trip_watch = RoundTripWatch()
         reactor.sweeps += (
             functools.partial(self.round_trip_watch.look, reactor),

@@ -77,7 +77,9 @@ class RoundTripWatch:
         probe = self._probe
         if probe is not None:
             probe.passes += 1
-            if probe.ended or probe.passes >= MOST_PASSES:
+            if (
+                probe.ended or probe.passes >= MOST_PASSES or not reactor.queues
+            ):  # without queues, this pass is the last
                 self.close(reactor)
                 if not probe.has_trips:
                     self._pause = min(2 * self._pause, LONGEST_PAUSE)
