@@ -1,0 +1,212 @@
+"""The messages in docs/how-to/troubleshooting.md are those of the library.
+
+A quoted message, such as ```BusyError: … is writing this```, is a class and the parts of its text. Each is raised here on
+the host driver. Messages that need a GPU or a fork are looked for in the source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda.driver.host import HostDriver
+from aiocuda.serving import MicroBatcher
+from aiocuda.testing import Latch
+from tests.project.tree import PACKAGE, ROOT
+
+PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
+
+MESSAGE = re.compile(r"`(\w+(?:Error|Warning|Fault|OutOfMemory))(?:: ([^`]+))?`")
+
+#: They need a GPU, a fork, or a machine without a GPU; by class and the first words of the text.
+ELSEWHERE = {
+    "CompileError: kernel … does not compile for",
+    "DriverNotAvailableError: CUDA is not available",
+    "ForkedProcessError: … was opened before fork()",
+    "HostDriverWarning: no GPU is used, work runs on the host driver",
+    "RuntimeWarning: a CUDA context was active before aiocuda was asked for a device",
+}
+
+
+def symptoms() -> Iterator[tuple[str, str]]:
+    """Yield class and text of each message in the first column."""
+    for row in re.findall(r"^\| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+        for name, text in MESSAGE.findall(row):
+            yield name, text
+
+
+SYMPTOMS = sorted(set(symptoms()))
+QUOTED = {f"{name}: {text}" for name, text in SYMPTOMS if text}
+
+
+def agrees(message: str, text: str) -> bool:
+    """Return whether a message has the parts of a quoted text, in order."""
+    return re.search(".*".join(map(re.escape, text.split("…"))), message, re.DOTALL) is not None
+
+
+Stream = Any
+
+
+async def busy(device: aiocuda.Device, stream: Stream) -> None:
+    out, buffer = np.empty(4, np.float32), stream.empty(4)
+    with Latch(device) as latch:
+        latch.hold(stream)
+        download = stream.download(buffer, out=out)
+        try:
+            stream.upload(out)
+        finally:
+            latch.release()
+            await download
+
+
+async def operation_for_a_buffer(device: aiocuda.Device, stream: Stream) -> None:
+    upload = stream.upload(np.zeros(3))
+    try:
+        stream.fill(upload, 1)
+    finally:
+        await upload
+
+
+async def device_memory(device: aiocuda.Device, stream: Stream) -> None:
+    np.asarray(stream.empty(4))
+
+
+async def dtypes(device: aiocuda.Device, stream: Stream) -> None:
+    stream.copy(stream.empty(4), np.zeros(4))
+
+
+async def freed(device: aiocuda.Device, stream: Stream) -> None:
+    buffer = stream.empty(4)
+    buffer.free()
+    stream.fill(buffer, 1)
+
+
+async def closed(device: aiocuda.Device, stream: Stream) -> None:
+    async with device.stream() as other:
+        buffer = other.empty(4)
+    other.fill(buffer, 1)
+
+
+async def another_loop(device: aiocuda.Device, stream: Stream) -> None:
+    buffer, raised = stream.empty(4), []
+
+    async def fill() -> None:
+        stream.fill(buffer, 1)
+
+    def run() -> None:
+        try:
+            asyncio.run(fill())
+        except aiocuda.AiocudaError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    raise raised[0]
+
+
+async def deadlock(device: aiocuda.Device, stream: Stream) -> None:
+    async with aiocuda.StreamPool(device, maximum=1) as pool, pool.stream(exclusive=True), pool.stream(exclusive=True):
+        pass
+
+
+async def no_host_implementation(device: aiocuda.Device, stream: Stream) -> None:
+    await stream.launch(aiocuda.Kernel("k", source='extern "C" __global__ void k() {}'), 1, 1)
+
+
+def _broken() -> None:
+    raise ValueError("broken")
+
+
+async def fault(device: aiocuda.Device, stream: Stream) -> None:
+    kernel = aiocuda.Kernel("k", source='extern "C" __global__ void k() {}', host=_broken)
+    await stream.launch(kernel, 1, 1)
+
+
+async def out_of_memory(device: aiocuda.Device, stream: Stream) -> None:
+    stream.empty(1 << 24)
+
+
+async def overloaded(device: aiocuda.Device, stream: Stream) -> None:
+    gate = asyncio.Event()
+
+    async def echo(batch: Any) -> list[Any]:
+        await gate.wait()
+        return list(batch.items)
+
+    async with MicroBatcher(echo, max_batch_size=1, max_queued_requests=1, device=device) as batcher:
+        futures = [batcher.submit_nowait(0)]
+        try:
+            for number in range(1, 4):
+                futures.append(batcher.submit_nowait(number))
+        finally:
+            gate.set()
+            await asyncio.gather(*futures)
+
+
+async def unclosed(device: aiocuda.Device, stream: Stream) -> None:
+    device.stream()
+
+
+async def unordered(device: aiocuda.Device, stream: Stream) -> None:
+    async with device.stream() as other:
+        buffer = stream.empty(4)
+        stream.fill(buffer, 1)
+        other.fill(buffer, 2)
+
+
+PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
+    *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
+    *(no_host_implementation, fault, out_of_memory, overloaded, unclosed, unordered),
+]
+
+
+async def messages_of(program: Callable[[aiocuda.Device, Stream], Awaitable[None]]) -> list[str]:
+    """Return the error and the warnings of a program, each as ``class: text``."""
+    driver, found = HostDriver(memory=1 << 24), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            async with aiocuda.open_device(driver=driver, check=True) as device:
+                async with device.stream() as stream:
+                    await program(device, stream)
+        except aiocuda.AiocudaError as error:
+            found.append(f"{type(error).__name__}: {error}")
+        finally:
+            driver.close()
+    return found + [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+
+
+@pytest.mark.slow
+def test_each_message_is_raised() -> None:
+    async def outside_of_a_loop() -> list[str]:
+        return [message for program in PROGRAMS for message in await messages_of(program)]
+
+    messages = asyncio.run(outside_of_a_loop())
+    try:
+        aiocuda.open_device(driver="host").__aenter__().send(None)
+    except aiocuda.NoEventLoopError as error:
+        messages.append(f"NoEventLoopError: {error}")
+    missing = [quoted for quoted in QUOTED - ELSEWHERE if not any(agrees(message, quoted) for message in messages)]
+    assert missing == [], "\n".join(messages)
+
+
+def test_messages_of_other_machines_are_in_the_source() -> None:
+    assert ELSEWHERE - QUOTED == set()
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    parts = [part.strip() for quoted in ELSEWHERE for part in quoted.partition(": ")[2].split("…")]
+    assert [part for part in parts if part not in source] == []
+
+
+def test_each_class_exists() -> None:
+    public = {*dir(aiocuda), *dir(aiocuda.serving), "ResourceWarning", "RuntimeWarning"}
+    public |= {"PytestUnraisableExceptionWarning"}  # pytest's
+    assert {name for name, _ in SYMPTOMS} - public == set()
