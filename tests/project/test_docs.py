@@ -1,8 +1,8 @@
 """The Python blocks of README and of the documentation run without warnings and print the expected output.
 
-Each block of Python in README, docs/getting-started.md, docs/tutorial, docs/how-to and docs/explanation/testing.md runs on
-its own, as at an asyncio prompt: `await` is allowed outside of functions. A block of text directly after it is its expected
-output; after the comment ``<!-- the figures vary -->``, all numbers in it may differ.
+Each block of Python in README and below docs runs on its own, as at an asyncio prompt: `await` is allowed outside of
+functions. A block of text directly after it is its expected output; after the comment ``<!-- the figures vary -->``, all
+numbers in it may differ.
 An HTML comment directly before it changes how it is run:
 
 =========================  ================================================================================
@@ -31,10 +31,8 @@ from tests.project.tree import PACKAGE, ROOT, SOURCE
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    DOCS / "getting-started.md",
-    *sorted((DOCS / "tutorial").glob("*.md")),
-    *sorted((DOCS / "how-to").glob("*.md")),
-    DOCS / "explanation" / "testing.md",
+    *sorted(DOCS.glob("*.md")),
+    *(page for folder in ("tutorial", "how-to", "explanation", "reference") for page in sorted((DOCS / folder).glob("*.md"))),
 ]
 
 BLOCK = re.compile(
@@ -104,7 +102,7 @@ def blocks(page: Path) -> list[Block]:
         before, indentation, after = DOTS.split(around, maxsplit=1)
         code = before + textwrap.indent(match["code"], indentation) + after
         is_tests, vary = match["how"] == "pytest", match["vary"] is not None
-        found.append(Block(f"{page.name}:{line}", code, is_tests, settings, match["printed"], vary))
+        found.append(Block(f"{page.parent.name}/{page.name}:{line}", code, is_tests, settings, match["printed"], vary))
     return found
 
 
