@@ -37,6 +37,9 @@ extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc"]  # no intersphinx
 exclude_patterns = ["_build", "benchmarks"]
 html_theme = "furo"
 html_title = f"aiocuda {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+pygments_dark_style = "github-dark"  # the theme's default underlines the names of modules
 
 default_role = "py:obj"  # `Stream.wait` in a docstring is a link where there is something to link to
 myst_heading_anchors = 3

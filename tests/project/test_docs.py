@@ -32,7 +32,11 @@ DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     *sorted(DOCS.glob("*.md")),
-    *(page for folder in ("tutorial", "how-to", "explanation", "reference") for page in sorted((DOCS / folder).glob("*.md"))),
+    *(
+        page
+        for folder in ("tutorial", "how-to", "explanation", "reference")
+        for page in sorted((DOCS / folder).glob("*.md"))
+    ),
 ]
 
 BLOCK = re.compile(
