@@ -1,9 +1,8 @@
 """The Python blocks of README and of the documentation run without warnings and print the expected output.
 
 Each block of Python in README and below docs runs on its own, as at an asyncio prompt: `await` is allowed outside of
-functions. A block of text directly after it is its expected output; after the comment ``<!-- the figures vary -->``, all
-numbers in it may differ.
-An HTML comment directly before it changes how it is run:
+functions. A block of text directly after it is its expected output; after the comment ``<!-- the figures vary -->``,
+all numbers in it may differ. An HTML comment directly before it changes how it is run:
 
 =========================  ================================================================================
 ``<!-- run … -->``         lines around the block, which replaces a line of three dots in them

@@ -1,7 +1,7 @@
 """The messages in docs/how-to/troubleshooting.md are those of the library.
 
-A quoted message, such as ```BusyError: … is writing this```, is a class and the parts of its text. Each is raised here on
-the host driver. Messages that need a GPU or a fork are looked for in the source.
+A quoted message, such as ``BusyError: … is writing this``, is a class and the parts of its text. Each is raised here
+on the host driver. Messages that need a GPU or a fork are looked for in the source.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ ELSEWHERE = {
 def symptoms() -> Iterator[tuple[str, str]]:
     """Yield class and text of each message in the first column."""
     for row in re.findall(r"^\| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
-        for name, text in MESSAGE.findall(row):
-            yield name, text
+        yield from MESSAGE.findall(row)
 
 
 SYMPTOMS = sorted(set(symptoms()))
@@ -145,8 +144,7 @@ async def overloaded(device: aiocuda.Device, stream: Stream) -> None:
     async with MicroBatcher(echo, max_batch_size=1, max_queued_requests=1, device=device) as batcher:
         futures = [batcher.submit_nowait(0)]
         try:
-            for number in range(1, 4):
-                futures.append(batcher.submit_nowait(number))
+            futures.extend(batcher.submit_nowait(number) for number in range(1, 4))
         finally:
             gate.set()
             await asyncio.gather(*futures)
