@@ -26,6 +26,7 @@ VARIABLES: Final[dict[str, tuple[str, ...] | None]] = {
     "AIOCUDA_GIL": ("keep", "release"),
     "AIOCUDA_CHECK": ("0", "1"),
     "AIOCUDA_ASYNC": ("0", "1"),
+    "AIOCUDA_WARN": ("0", "1"),
 }
 
 #: A variable of this project's tests.
