@@ -139,6 +139,25 @@ async def test_chain_of_waits_over_full_streams() -> None:
             assert (await quickly(result))[0] == expected
 
 
+@pytest.mark.slow
+async def test_streams_that_wait_for_each_other_thousands_of_times() -> None:
+    """One pump leads to the next one: as nested calls they would exceed Python's limit of recursion."""
+    async with open_peer(max_in_flight=400) as (_, device):
+        left, right = device.stream(), device.stream()
+        buffer = await left.upload(np.zeros(1, np.uint32))
+        with Latch(device) as latch:
+            latch.hold(left)
+            await latch.held()
+            expected = 0
+            for index in range(1500):
+                right.wait(left.launch(AFFINE, 1, 1, buffer, 1, 5, index))
+                left.wait(right.launch(AFFINE, 1, 1, buffer, 1, 3, index))
+                expected = ((expected * 5 + index) * 3 + index) % 2**32
+            result = left.download(buffer)
+            latch.release()
+            assert (await quickly(result))[0] == expected
+
+
 async def test_wait_for_an_operation_that_is_abandoned_while_it_is_queued() -> None:
     async with open_peer(max_in_flight=2) as (_, device):
         stream, other = device.stream(), device.stream()

@@ -25,6 +25,7 @@ from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
 from ._loop_watch import LoopWatch
 from ._notifiers import NotifierPool
+from ._pumps import Pumps
 from ._state import LANDING
 from ._submission_pace import SubmissionPace
 from ._watched import WatchedOperation, WatchedQueue
@@ -164,6 +165,7 @@ class Reactor:
     query_guard : QueryGuard
     turn : Turn
     wakes : Wakes
+    pumps : Pumps
     notifier_pool : NotifierPool
     jobs : Jobs
     alarm : Alarm
@@ -195,6 +197,7 @@ class Reactor:
             "sweeps",
         ),
         "turn",
+        "pumps",
         "wakes",
     )
 
@@ -217,6 +220,7 @@ class Reactor:
         self.turn = Turn(loop, device_state.driver.now)
         self.submission_pace = SubmissionPace(loop)
         self.wakes = Wakes.of(loop)
+        self.pumps = Pumps(loop)
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
         self.on_progress: Callable[[], None] | None = None

@@ -661,9 +661,7 @@ class HostQueue:
 
     def _pump_followers(self) -> None:
         followers, self.followers = self.followers, {}
-        for follower in followers:
-            follower.host_queue.pump()
-            follower.attend()
+        self._queue.reactor.pumps.pump(followers)
 
     def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
         """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""

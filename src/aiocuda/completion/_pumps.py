@@ -1,0 +1,60 @@
+"""Pumps: submits operations of streams that waited for each other on the host, one stream after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+__all__ = ["MOST_AT_ONCE", "Pumps"]
+
+#: Streams that are pumped in one iteration of the loop: each of them may submit up to `MOST_PER_PUMP` operations.
+MOST_AT_ONCE: Final = 128
+
+
+class PumpedQueue(Protocol):
+    """A stream queue, as `Pumps` sees it."""
+
+    def pump(self) -> None:
+        """Submit operations of the host queue for which the stream has room."""
+
+    def attend(self) -> None:
+        """Let the reactor plan for the queue."""
+
+
+class Pumps:
+    """The streams of one event loop whose oldest operation on the host waited for one that is submitted now.
+
+    Two streams may wait for each other in turn, thousands of times. So a stream does not pump another one directly,
+    which would be as many nested calls: it adds that stream to a list, and the outermost call works through the list.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[PumpedQueue] = deque()
+        self._is_pumping = False
+        self._is_scheduled = False
+
+    def pump(self, queues: Iterable[PumpedQueue]) -> None:
+        """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
+        self._waiting.extend(queues)
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            for _ in range(MOST_AT_ONCE):
+                if not self._waiting:
+                    break
+                queue = self._waiting.popleft()
+                queue.pump()
+                queue.attend()
+        finally:
+            self._is_pumping = False
+            if self._waiting and not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._is_scheduled = False
+        self.pump(())
