@@ -102,9 +102,12 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
 
     statistics, trace = in_virtual_time(main)
     events = json.loads(trace)["traceEvents"]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = [event for event in events if event["name"] == "thread_name"]
+    rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in names}
     work = [event for event in events if event["ph"] == "X" and event["cat"] in WORK]
-    spans = [(rows[event["tid"]], event["cat"], event["ts"], event["ts"] + event["dur"]) for event in work]
+    spans = [
+        (rows[event["pid"], event["tid"]], event["cat"], event["ts"], event["ts"] + event["dur"]) for event in work
+    ]
     wall = max(end for *_, end in spans) - min(begin for *_, begin, _ in spans)
     kernels = covered([(begin, end) for _, category, begin, end in spans if category == "launch"])
     busiest = max(sum(end - begin for row, _, begin, end in spans if row == stage.name) for stage in stages)

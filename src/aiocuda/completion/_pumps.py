@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -30,15 +29,17 @@ class Pumps:
     which would be as many nested calls: it adds that stream to a list, and the outermost call works through the list.
     """
 
+    __slots__ = ("_is_pumping", "_is_scheduled", "_loop", "_waiting")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[PumpedQueue] = deque()
+        self._waiting: list[PumpedQueue] = []  # the next one is the last
         self._is_pumping = False
         self._is_scheduled = False
 
     def pump(self, queues: Iterable[PumpedQueue]) -> None:
         """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
-        self._waiting.extend(queues)
+        self._waiting.extend(reversed(tuple(queues)))  # those that this stream pumps come before the others
         if self._is_pumping:
             return
         self._is_pumping = True
@@ -46,7 +47,7 @@ class Pumps:
             for _ in range(MOST_AT_ONCE):
                 if not self._waiting:
                     break
-                queue = self._waiting.popleft()
+                queue = self._waiting.pop()
                 queue.pump()
                 queue.attend()
         finally:

@@ -89,7 +89,7 @@ class RoundTripWatch:
         if self._busy_passes < BUSY_PASSES:
             return
         now = reactor.device_state.driver.now()
-        if now >= self._next:
+        if now >= self._next and reactor.queues:  # without queues, no pass would end the probe
             self._next = now + self._pause
             self._probe = _Probe(reactor)
             reactor.device_state.add_listener(self._probe)
