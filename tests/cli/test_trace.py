@@ -213,7 +213,12 @@ def test_a_relative_file_and_a_script_that_changes_its_folder_and_forks(tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_ctrl_c_ends_the_script_and_writes_the_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "message"), [(signal.SIGINT, 130, "aiocuda: interrupted\n"), (signal.SIGTERM, 143, "")]
+)
+def test_a_signal_ends_the_script_and_the_files_are_written(
+    tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
     text = """
         async def main():
             async with aiocuda.open_device(driver="host") as device:
@@ -234,9 +239,9 @@ def test_ctrl_c_ends_the_script_and_writes_the_files(tmp_path: Path) -> None:
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, "aiocuda: interrupted\n")
+    assert (process.returncode, errors) == (code, message)
     assert labels(file) == [("s", "l")]
 
 

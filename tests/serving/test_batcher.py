@@ -170,6 +170,28 @@ async def test_requests_of_one_iteration_are_one_batch() -> None:
         assert batcher.statistics().sizes == {20: 1}
 
 
+async def test_operations_of_a_batch_have_the_labels_of_its_requests() -> None:
+    labels: list[str | None] = []
+
+    async def fill(batch: Batch[int]) -> list[int]:
+        assert batch.stream is not None
+        labels.append(batch.stream.synchronize().label)
+        return batch.items
+
+    async def request(item: int, label: str | None) -> int:
+        if label is None:
+            return await batcher.submit(item)
+        with aiocuda.label(label):
+            return await batcher.submit(item)
+
+    async with aiocuda.open_device(driver="host") as device:
+        async with MicroBatcher(fill, max_batch_size=4, batch_wait_timeout_s=0, device=device) as batcher:
+            named = [request(number, label) for number, label in enumerate(("a", "b", "a", None))]
+            assert await asyncio.gather(*named) == [0, 1, 2, 3]
+            assert await batcher.submit(4) == 4
+    assert labels == ["a, b", None]
+
+
 async def test_several_batches_run_at_a_time() -> None:
     held = Held()
     async with MicroBatcher(held, max_batch_size=1, max_concurrent_batches=3) as batcher:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import runpy
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -150,7 +152,8 @@ def _run(script: str, arguments: Sequence[str]) -> int:
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with _ending_on_sigterm():
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -164,6 +167,21 @@ def _run(script: str, arguments: Sequence[str]) -> int:
         traceback.print_exception(type(error), error.with_traceback(own), own)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the script by `SystemExit`, with a shell's exit code, unless the script handles it itself."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end) if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else None
+    try:
+        yield
+    finally:
+        if before is not None and signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:

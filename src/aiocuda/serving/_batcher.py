@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from .._device import DRAIN_TIMEOUT, Device
 from .._device_resources import resources_of
 from .._fault_watch import FaultWatch
+from .._label import LABEL
 from .._log import log
 from .._service_errors import DeadlineError
 from .._shutdown import finish_within
@@ -83,7 +84,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     ----------
     function
         A coroutine function. It gets an `aiocuda.serving.Batch` and returns a sequence with one result, or one
-        exception, for each item. It runs with the context variables of the task that has entered the batcher.
+        exception, for each item. It runs with the context variables of the task that has entered the batcher;
+        its operations have the labels of the requests (see `aiocuda.label`), joined by commas.
     max_batch_size
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
@@ -215,6 +217,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._requests += 1
         future: asyncio.Future[Result] = loop.create_future()
         request = Request(self._requests, item, weight, rank, now, deadline, future)
+        request.label = LABEL.get()
         if self._hooks is not None and self._hooks.is_wanted:
             request.context = contextvars.copy_context()
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
@@ -418,6 +421,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         async with places.place(running.number) as slot:
             stream = None if slot is None else slot.stream
             batch = Batch(running.items, running.number, running.weight, options.padded(running.weight), slot, stream)
+            label = running.label()
+            if label is not None:
+                LABEL.set(label)  # in the context of this task, which ends with the batch
             if self._hooks is not None:
                 running.ends = self._hooks.begin(batch, running.requests, began)
             try:

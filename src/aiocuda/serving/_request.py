@@ -31,11 +31,14 @@ class Request:
         requests, and would refer to itself through the exception of their futures.
     timer : asyncio.TimerHandle or None
         Expires the request at its deadline.
+    label : str or None
+        The label of the caller, see `aiocuda.label`.
     context : contextvars.Context or None
         The context variables of the caller, if a listener of the device wants them.
     """
 
-    __slots__ = ("arrived", "context", "deadline", "future", "id", "item", "overtakings", "rank", "timer", "weight")
+    __slots__ = ("arrived", "context", "deadline", "future", "id", "item", "label", "overtakings", "rank", "timer",
+                 "weight")  # fmt: skip
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
@@ -50,6 +53,7 @@ class Request:
         self.deadline = deadline
         self.future: asyncio.Future[Any] | None = future
         self.timer: asyncio.TimerHandle | None = None
+        self.label: str | None = None
         self.context: contextvars.Context | None = None
 
     @property

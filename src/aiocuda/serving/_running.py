@@ -46,6 +46,11 @@ class RunningBatch:
         """The items of the requests."""
         return [request.item for request in self.requests]
 
+    def label(self) -> str | None:
+        """Return the different labels of the requests, joined by commas; None if no request has one."""
+        labels = dict.fromkeys(request.label for request in self.requests if request.label is not None)
+        return ", ".join(labels) or None
+
     @property
     def weight(self) -> int:
         """The weight of the requests."""
