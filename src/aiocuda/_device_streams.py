@@ -163,7 +163,8 @@ def _withdraw(queue: StreamQueue) -> None:
     """
     if queue.host_queue.entries and not queue.pending:
         queue.submit_marker()  # so that they pass after the allocations that were made for them
-    followers, queue.host_queue.followers = queue.host_queue.followers, {}
+    followers = [each for each in queue.host_queue.followers if each.host_queue.entries]  # others were left, too
+    queue.host_queue.followers = {}
     withdrawn = list(queue.host_queue.entries)
     landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
     queue.withdraw_all()

@@ -86,6 +86,9 @@ def test_a_wrong_driver_is_a_usage_error_and_a_wrong_variable_a_finding(sound: d
     found = findings(aiocuda("doctor", "--json", **sound, AIOCUDA_DRIVER="gpu"))
     assert problems(found) == {"driver", "environment"}
     assert "AIOCUDA_DRIVER='gpu'" in found["driver"]["detail"]
+    assert found["driver"]["cure"] == "unset the variable: env -u AIOCUDA_DRIVER aiocuda doctor"
+    found = findings(aiocuda("doctor", "--json", **sound, AIOCUDA_WARN="2"))
+    assert found["driver"]["cure"] == "unset the variable: env -u AIOCUDA_WARN aiocuda doctor"
 
 
 def test_output_for_people_names_problem_and_cure(sound: dict[str, str]) -> None:

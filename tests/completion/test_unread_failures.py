@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 
+import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import DriverError, SkippedError
-from tests.helpers import SPIN, Reports, open_peer, quickly, until
+from tests.helpers import SPIN, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,3 +52,27 @@ async def test_traceback_of_a_foreign_error_does_not_grow_with_each_reader() -> 
                 await failing
             frames.append(len(traceback.extract_tb(caught.value.__traceback__)))
         assert len(set(frames)) == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_streams_that_are_left_together_report_no_withdrawn_work(waits: bool) -> None:
+    """Work of one stream waits for work of the other one that is still on the host. The exception leaves both."""
+
+    async def leave(device: aiocuda.Device) -> None:
+        array = np.ones(64 << 20, np.uint8)
+        async with device.stream() as stream, device.stream() as other:
+            buffer = stream.empty(array.shape, array.dtype)
+            upload = stream.copy(buffer, array)
+            if waits:
+                other.wait(upload)
+                other.fill(buffer[:4], 7)
+            raise ZeroDivisionError
+
+    async with aiocuda.open_device(driver="host") as device:
+        with Reports() as reports:
+            with contextlib.suppress(ZeroDivisionError):  # `pytest.raises` would hold the operations by the traceback
+                await leave(device)
+            await until(lambda: not device.memory.statistics().live_bytes, "the free of the buffer")
+            gc.collect()
+            await turns()
+        assert reports.contexts == []

@@ -78,6 +78,8 @@ def test_arrays_have_a_shape_and_a_dtype() -> None:
         assert len(batch) == len(FIELDS)
         with pytest.raises(KeyError, match="has no field 'z'"):
             batch["z"]
+        with pytest.raises(InvalidTypeError, match=r"<SyncArray .*> is device memory: use array\.to_host\(\)"):
+            np.asarray(array)
 
 
 def test_batches_are_loaded_while_the_step_blocks() -> None:

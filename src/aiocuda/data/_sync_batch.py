@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._types import ProcessLocal
 from ..completion._stream_queue import stream_queue
 from ..driver.protocol import Driver
-from ..errors import BusyError, StaleHandleError
+from ..errors import BusyError, InvalidTypeError, StaleHandleError
 from ..interchange._streams import handle_of
 from ..memory._buffer import BufferExports, DeviceBuffer
 from ._batch import Batch
@@ -141,6 +141,9 @@ class SyncArray:
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} is device memory: use array.to_host(), or torch.from_dlpack(array)")
 
     def __dlpack__(
         self,

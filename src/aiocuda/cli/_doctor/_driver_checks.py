@@ -78,7 +78,8 @@ def _missing_cure(machine: Machine) -> str:
 
 def _driver_cure(machine: Machine, error: Exception) -> str:
     if isinstance(error, InvalidArgumentError):
-        return "unset the variable that the error names: env -u AIOCUDA_DRIVER -u AIOCUDA_GIL aiocuda doctor"
+        named = re.findall(r"\bAIOCUDA_[A-Z_]+", str(error)) or ["AIOCUDA_DRIVER"]
+        return f"unset the variable: env {' '.join(f'-u {name}' for name in dict.fromkeys(named))} aiocuda doctor"
     if isinstance(error, DriverNotAvailableError):
         return _missing_cure(machine)
     if machine.asked in ("host", "simulated") or machine.used == "host":
