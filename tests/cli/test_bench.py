@@ -28,6 +28,7 @@ pytest.importorskip("rich")
 KEYS = ["name", "title", "p50", "p99", "n", "unit", "published", "ratio", "error"]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_json_has_standard_output_to_itself() -> None:
     began = time.perf_counter()
@@ -112,6 +113,7 @@ def test_a_row_without_enough_memory_does_not_end_the_others(monkeypatch: pytest
     assert (second.n, second.error) == (9, None)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_table_without_a_gpu_is_not_compared_and_a_row_without_memory_is_1() -> None:
     """A device with too little memory for the large copies."""
@@ -136,6 +138,7 @@ def test_table_without_a_gpu_is_not_compared_and_a_row_without_memory_is_1() -> 
     assert "slower" not in finished.stdout
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_fault_is_4() -> None:
     """A driver that copies to where there is no memory."""
@@ -151,6 +154,7 @@ def test_a_fault_is_4() -> None:
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 @pytest.mark.parametrize("title", ["await an empty kernel", "allocate and"])

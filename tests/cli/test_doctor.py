@@ -61,6 +61,7 @@ def test_a_missing_gpu_is_no_problem(sound: dict[str, str]) -> None:
     assert not (Path(sound["AIOCUDA_CACHE_DIR"])).exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_a_missing_gpu_is_a_problem_if_cuda_is_asked_for(sound: dict[str, str], way: str) -> None:
     if way == "option":
@@ -72,6 +73,7 @@ def test_a_missing_gpu_is_a_problem_if_cuda_is_asked_for(sound: dict[str, str], 
     assert "CUDA_VISIBLE_DEVICES" in found["driver"]["cure"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("driver", ["host", "simulated"])
 def test_other_drivers(sound: dict[str, str], driver: str) -> None:
     found = findings(aiocuda("doctor", "--json", "--driver", driver, **sound))
@@ -79,6 +81,7 @@ def test_other_drivers(sound: dict[str, str], driver: str) -> None:
     assert f"the {driver} driver is used" in found["driver"]["detail"]
 
 
+@pytest.mark.heavy
 def test_a_wrong_driver_is_a_usage_error_and_a_wrong_variable_a_finding(sound: dict[str, str]) -> None:
     refused = aiocuda("doctor", "--json", "--driver", "gpu")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -106,6 +109,7 @@ def test_output_for_people_names_problem_and_cure(sound: dict[str, str]) -> None
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_small_limit_of_locked_memory(sound: dict[str, str]) -> None:
     pytest.importorskip("resource")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))"
@@ -115,6 +119,7 @@ def test_a_small_limit_of_locked_memory(sound: dict[str, str]) -> None:
     assert "ulimit -l unlimited" in found["pinned_limit"]["cure"]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is read from /proc")
 def test_too_little_memory_for_pinned_arrays(sound: dict[str, str]) -> None:
     limit = """
@@ -146,6 +151,7 @@ def without_nvrtc(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(packages)]), "PATH": "/usr/bin:/bin"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("driver", ["cuda", "host"])
 def test_a_missing_compiler_is_a_problem_with_cuda(sound: dict[str, str], tmp_path: Path, driver: str) -> None:
     from tests.cli.programs import environment
@@ -165,6 +171,7 @@ def test_a_missing_compiler_is_a_problem_with_cuda(sound: dict[str, str], tmp_pa
         assert found["nvrtc"]["cure"] == 'pip install "aiocuda[nvrtc]"'
 
 
+@pytest.mark.heavy
 def test_without_the_cuda_package(sound: dict[str, str]) -> None:
     missing = "import sys; sys.modules['cuda'] = sys.modules['cuda.pathfinder'] = None"
     found = findings(program(missing, "doctor", "--json", "--driver", "cuda", **sound))
@@ -202,6 +209,7 @@ def with_fake(libcuda: str, answer: str, sound: dict[str, str], *arguments: str)
     return findings(program(FAKE.format(answer), "doctor", "--json", *arguments, **more))
 
 
+@pytest.mark.heavy
 def test_a_gpu_that_fails_is_a_problem(libcuda: str, sound: dict[str, str]) -> None:
     found = with_fake(libcuda, "fake.answer('cuInit', 999)", sound)
     assert "driver" in problems(found)
@@ -209,6 +217,7 @@ def test_a_gpu_that_fails_is_a_problem(libcuda: str, sound: dict[str, str]) -> N
     assert "nvidia-smi" in found["driver"]["cure"]
 
 
+@pytest.mark.heavy
 def test_an_old_driver_is_a_problem_if_cuda_is_asked_for(libcuda: str, sound: dict[str, str]) -> None:
     found = with_fake(libcuda, "fake.version(12040)", sound, "--driver", "cuda")
     assert problems(found) == {"driver"}
@@ -216,6 +225,7 @@ def test_an_old_driver_is_a_problem_if_cuda_is_asked_for(libcuda: str, sound: di
     assert "R580" in found["driver"]["cure"]
 
 
+@pytest.mark.heavy
 def test_a_gpu_without_memory_for_pinned_arrays(libcuda: str, sound: dict[str, str]) -> None:
     found = with_fake(libcuda, "fake.answer('cuMemHostRegister', 2)", sound, "--driver", "cuda")
     assert found["driver"]["ok"]
@@ -225,6 +235,7 @@ def test_a_gpu_without_memory_for_pinned_arrays(libcuda: str, sound: dict[str, s
     assert "DeviceOutOfMemory" in found["pinned_limit"]["detail"]
 
 
+@pytest.mark.heavy
 def test_code_that_used_cuda_before(libcuda: str, sound: dict[str, str]) -> None:
     """A context is active: the number of hardware queues is fixed, at CUDA's default."""
     answer = "fake.push(0x1234); import warnings; warnings.simplefilter('ignore', RuntimeWarning)"

@@ -82,6 +82,7 @@ def test_the_script_runs_as_the_main_program(tmp_path: Path) -> None:
     assert ran.stderr == plain.stderr + "aiocuda: the script has opened no device: nothing was recorded\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
@@ -105,12 +106,14 @@ def test_the_exit_code_is_that_of_the_script_and_the_files_are_written(
     assert labels(file) == [("stream", "request 17")]
 
 
+@pytest.mark.heavy
 def test_a_script_with_a_wrong_syntax(tmp_path: Path) -> None:
     ran = aiocuda("trace", script(tmp_path, "def :\n"))
     assert ran.returncode == 1
     assert "SyntaxError: invalid syntax\n" in ran.stderr
 
 
+@pytest.mark.heavy
 def test_without_a_file_a_summary_goes_to_standard_error(tmp_path: Path) -> None:
     ran = aiocuda("trace", script(tmp_path, "asyncio.run(work('left'))\nasyncio.run(work('right'))\nprint('out')"))
     assert (ran.returncode, ran.stdout) == (0, "out\n")
@@ -171,6 +174,7 @@ def test_every_device_is_recorded(tmp_path: Path) -> None:
     assert {name for _, _, name in streams} >= {"a", "b", "c", "d", "e", "thread"}
 
 
+@pytest.mark.heavy
 def test_a_device_that_the_script_leaves_open_is_recorded(tmp_path: Path) -> None:
     text = """
         async def main():
@@ -188,6 +192,7 @@ def test_a_device_that_the_script_leaves_open_is_recorded(tmp_path: Path) -> Non
     assert labels(file) == [("open", "l")]
 
 
+@pytest.mark.heavy
 def test_a_relative_file_and_a_script_that_changes_its_folder_and_forks(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     text = """
@@ -245,6 +250,7 @@ def test_a_signal_ends_the_script_and_the_files_are_written(
     assert labels(file) == [("s", "l")]
 
 
+@pytest.mark.heavy
 def test_a_refused_run_leaves_the_script_and_the_files_alone(tmp_path: Path) -> None:
     path = script(tmp_path, "raise SystemExit('it ran')")
     kept = tmp_path / "kept.html"
@@ -271,6 +277,7 @@ def test_a_refused_run_leaves_the_script_and_the_files_alone(tmp_path: Path) -> 
     assert sorted(each.name for each in tmp_path.iterdir()) == ["kept.html", "script.py"]
 
 
+@pytest.mark.heavy
 def test_a_file_that_cannot_be_written_at_the_end(tmp_path: Path) -> None:
     """Also when the interpreter exits, because a thread of the script goes on."""
     file = tmp_path / "out" / "trace.json"
@@ -280,6 +287,7 @@ def test_a_file_that_cannot_be_written_at_the_end(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (1, f"aiocuda: cannot write {str(file)!r}: No such file or directory\n")
 
 
+@pytest.mark.heavy
 def test_labels_of_every_kind_reach_the_files(tmp_path: Path) -> None:
     text = """
         asyncio.run(work("</script>\\x1b[31m\\ud800", '"<script>alert(1)</script>\\x00\\udfff' + 100_000 * "x"))
@@ -296,6 +304,7 @@ def test_labels_of_every_kind_reach_the_files(tmp_path: Path) -> None:
     assert "\x1b" not in ran.stderr
 
 
+@pytest.mark.heavy
 def test_help_needs_no_script() -> None:
     shown = aiocuda("trace", "--help", COLUMNS="120", NO_COLOR="1").stdout
     assert all(word in shown for word in ("SCRIPT", "--html", "--svg", "--perfetto", "-- ARGS"))
