@@ -291,7 +291,7 @@ def computing(threads: int) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_threads_that_compute_keep_the_gil() -> None:
-    with computing(40):
+    with computing(20):
         finding = found_by(check_gil)
     assert not finding.ok
     assert "for the GIL, more than 20 ms" in finding.detail
