@@ -89,6 +89,13 @@ for _ in range(50):
     await left.fill(buffer, 1)
 """
 
+COPIES = """
+pinned = device.pinned(16)
+for _ in range(50):
+    await left.copy(buffer, pinned)
+    await left.fill(buffer, 1)
+"""
+
 HOST_WAITS = """
 for _ in range(50):
     await left.fill(buffer, 1)
@@ -104,6 +111,14 @@ async def test_awaiting_each_operation_of_a_chain() -> None:
     assert "awaited an operation of left before it enqueued the next one" in message
     assert "await only the last one, or aiocuda.gather" in message
     assert "AIOCUDA_WARN=0" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_awaiting_each_copy_and_what_follows_it() -> None:
+    ((_, line, message),) = await advice_for(COPIES, seconds=LONGEST)
+    assert line in (4, 5)
+    assert "awaited an operation of left before it enqueued the next one" in message
 
 
 @pytest.mark.asyncio

@@ -139,6 +139,8 @@ class _Probe:
         self._seen = 0
         self._in_flight: dict[int, None] = {}  # ids of operations
         self._last: StreamOperation[Any] | None = None  # the newest operation, and what is known about it:
+        self._last_is_staged = False
+        self._staged = 0  # the id of the newest copy with chunks
         self._task: object = None
         self._line: SourceLine | None = None
         self._enqueued_at = 0.0
@@ -156,6 +158,8 @@ class _Probe:
             self._elsewhere = True
             return
         if self.ended or new.kind == INTERNAL:
+            if new.part_of is not None:
+                self._staged = new.part_of.id
             return
         now = self._now()
         task = asyncio.current_task()
@@ -165,14 +169,17 @@ class _Probe:
             self._count(self._last, new, task, now)
         self._in_flight[new.id] = None
         self._last, self._task, self._line = new, task, line
+        self._last_is_staged = new.id == self._staged
         self._enqueued_at, self._awaited_until, self._seconds = now, 0.0, 0.0
         self._seen += 1
         found = self._same.count + self._other.count
         self.ended = self._seen >= MOST_PROBED or (self._seen == FIRST_LOOK and not found)
 
     def _count(self, last: StreamOperation[Any], new: StreamOperation[Any], task: object, now: float) -> None:
-        if last.kind in _NEEDED or (last.kind == "upload" and last.queue is new.queue):
-            return  # the result of an upload is the buffer that the next operation uses
+        if last.kind in _NEEDED or (
+            last.kind == "upload" and last.queue is new.queue and (last.value is not None or self._last_is_staged)
+        ):
+            return  # the next operation uses the buffer that is the result; the time of a staged copy is that of chunks
         if (
             self._in_flight
             or task is None
