@@ -913,7 +913,12 @@ async def test_a_state_is_small_while_one_batch_is_late(device: Device) -> None:
     [
         ({"version": 9}, InvalidArgumentError, "version 9"),
         ({"samples": 5}, InvalidArgumentError, "5 samples, and the loader's has 10 samples"),
-        ({"shuffle": [3, None]}, InvalidArgumentError, r"Shuffle\(seed=3, window=None\)"),
+        (
+            {"shuffle": [3, None]},
+            InvalidArgumentError,
+            r"belongs to Shuffle\(seed=3, window=None\), and the loader has the order of the source: "
+            r"make the loader with shuffle=Shuffle\(seed=3, window=None\)$",
+        ),
         ({"position": -1}, InvalidArgumentError, "has -1 where a count belongs"),
         ({"epoch": "0"}, InvalidArgumentError, "has '0' where a count belongs"),
         ({"ahead": None}, InvalidArgumentError, "incomplete"),
@@ -929,6 +934,33 @@ async def test_states_of_others_are_refused(
         loader.load_state_dict(loader.state_dict() | change)
     with pytest.raises(InvalidTypeError, match="is a dictionary"):
         loader.load_state_dict([1])  # type: ignore[arg-type]
+
+
+async def test_a_state_without_shuffle_is_refused_by_a_loader_with_one(device: Device) -> None:
+    state = DataLoader(device, range(10)).state_dict()
+    with pytest.raises(InvalidArgumentError, match=r"belongs to the order of the source, .* without shuffle$"):
+        DataLoader(device, range(10), shuffle=Shuffle(3)).load_state_dict(state)
+
+
+async def test_a_state_of_the_last_batch_has_an_empty_rest_and_then_comes_the_next_epoch(device: Device) -> None:
+    async with DataLoader(device, range(4), batch_size=2, shuffle=Shuffle(1)) as loader:
+        states = [loader.state_dict() async for _ in loader]
+        following = await everything(loader, field=0)
+    async with DataLoader(device, range(4), batch_size=2, shuffle=Shuffle(1)) as loader:
+        loader.load_state_dict(states[-1])
+        assert await everything(loader, field=0) == []
+        assert await everything(loader, field=0) == following
+
+
+async def test_the_batch_size_may_change_when_a_state_is_loaded(device: Device) -> None:
+    async with DataLoader(device, range(10), batch_size=2, shuffle=Shuffle(1)) as loader:
+        batches = [(loader.state_dict(), batch.indices) async for batch in loader]
+    expected = [index for _, indices in batches[2:] for index in indices]
+    async with DataLoader(device, range(10), batch_size=4, shuffle=Shuffle(1)) as loader:
+        loader.load_state_dict(batches[1][0])
+        rest = [batch.indices async for batch in loader]
+    assert [index for indices in rest for index in indices] == expected
+    assert [len(indices) for indices in rest] == [4, 2]
 
 
 async def test_a_state_is_loaded_before_the_epoch(device: Device) -> None:

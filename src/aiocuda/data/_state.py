@@ -86,9 +86,10 @@ class LoaderState:
                 samples=self.samples,
             )
         if self.shuffle != own:
+            made = "without shuffle" if self.shuffle is None else f"with shuffle={_order(self.shuffle)}"
             raise InvalidArgumentError(
-                f"this state belongs to the order {_order(self.shuffle)}, and the loader has {_order(own)}: make the "
-                "loader with the same Shuffle",
+                f"this state belongs to {_order(self.shuffle)}, and the loader has {_order(own)}: "
+                f"make the loader {made}",
                 shuffle=self.shuffle,
             )
         if self.ahead and self.batches * batch_size * world != self.position:
@@ -136,4 +137,4 @@ def _count(samples: int | None) -> str:
 
 
 def _order(shuffle: tuple[int, int | None] | None) -> str:
-    return "of the source" if shuffle is None else f"Shuffle(seed={shuffle[0]}, window={shuffle[1]})"
+    return "the order of the source" if shuffle is None else f"Shuffle(seed={shuffle[0]}, window={shuffle[1]})"
