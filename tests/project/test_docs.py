@@ -2,14 +2,17 @@
 
 Each block of Python in README and below docs runs on its own, as at an asyncio prompt: `await` is allowed outside of
 functions. A block of text directly after it is its expected output; after the comment ``<!-- the figures vary -->``,
-all numbers in it may differ. An HTML comment directly before it changes how it is run:
+all numbers in it may differ, and after ``<!-- the figures and the order vary -->`` also the order of its lines. An HTML
+comment directly before a block of Python changes how it is run:
 
-=========================  ================================================================================
-``<!-- run … -->``         lines around the block, which replaces a line of three dots in them
-``<!-- run as above -->``  the lines of the comment before it on the page
-``<!-- run in FILE -->``   lines around the block, in a file of ``tests/project/around``
-``<!-- pytest … -->``      as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
-=========================  ================================================================================
+===============================  ==========================================================================
+``<!-- run … -->``               lines around the block, which replaces a line of three dots in them
+``<!-- run as above -->``        the lines of the comment before it on the page
+``<!-- run in FILE -->``         lines around the block, in a file of ``tests/project/around``
+``<!-- run in the program -->``  the first program of the page, with the block above ``asyncio.run(main())``
+``<!-- pytest … -->``            as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
+``<!-- pytest of FILE.py -->``   a file of tests beside the first program of the page, which is FILE.py
+===============================  ==========================================================================
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ BLOCK = re.compile(
     r"""
     (?: ^<!--[ ](?P<how>run|pytest)\b (?P<around>(?:(?!-->).)*) -->\n+ )?
     ^```python\n (?P<code>.*?) ^```$
-    (?: \n\n (?P<vary> <!--[ ]the[ ]figures[ ]vary[ ]-->\n\n )? ```text\n (?P<printed>.*?) ^```$ )?
+    (?: \n\n (?: <!--[ ]the[ ](?P<vary>figures(?:[ ]and[ ]the[ ]order)?)[ ]vary[ ]-->\n\n )?
+        ```text\n (?P<printed>.*?) ^```$ )?
     """,
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
@@ -50,6 +54,9 @@ BLOCK = re.compile(
 AROUND = ROOT / "tests" / "project" / "around"
 
 DOTS = re.compile(r"^( *)\.\.\.$", re.MULTILINE)
+
+#: Where an answer of the tutorial is inserted.
+END = re.compile(r'^(if __name__ == "__main__":.*\n    )?asyncio\.run\(main\(\)\)$', re.MULTILINE)
 
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -81,31 +88,45 @@ class Block:
 
     place: str
     code: str
-    is_tests: bool
+    how: str
     settings: str
     printed: str | None
-    vary: bool
+    vary: str
+    files: dict[str, str]
+
+    @property
+    def is_tests(self) -> bool:
+        """True for a file of tests."""
+        return self.how.startswith("pytest")
 
 
 def blocks(page: Path) -> list[Block]:
     """Return the blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     settings = "".join(TOML.findall(text)) or SETTINGS
-    found = []
+    found: list[Block] = []
     above = ""
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
         around = match["around"] or "..."
+        files: dict[str, str] = {}
         if around.strip() == "as above":
             around = above
+        elif around.strip() == "in the program":
+            around, inserted = END.subn(r"...\n\n\n\g<0>", found[0].code)
+            assert inserted == 1, f"{page.name}: the first program has no last line asyncio.run(main())"
+        elif around.startswith(" of "):
+            files = {around.split()[1]: found[0].code}
+            around = "..."
         elif around.startswith(" in "):
             around = (AROUND / around.split()[1]).read_text(encoding="utf-8")
         elif match["around"]:
             above = around
         before, indentation, after = DOTS.split(around, maxsplit=1)
         code = before + textwrap.indent(match["code"], indentation) + after
-        is_tests, vary = match["how"] == "pytest", match["vary"] is not None
-        found.append(Block(f"{page.parent.name}/{page.name}:{line}", code, is_tests, settings, match["printed"], vary))
+        how = f"{match['how'] or 'run'}{match['around'] or ''}"
+        place, vary = f"{page.parent.name}/{page.name}:{line}", match["vary"] or ""
+        found.append(Block(place, code, how, settings, match["printed"], vary, files))
     return found
 
 
@@ -156,6 +177,14 @@ def test_every_block_is_found() -> None:
         assert len(blocks(page)) == len(fences), page.name
 
 
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorial").glob("*.md")), ids=lambda page: page.name)
+def test_the_answer_of_each_exercise_runs_in_the_program_of_its_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    exercise = text.count("\n", 0, text.index("\n## Exercise\n"))
+    answers = [block.how for block in blocks(page) if int(block.place.partition(":")[2]) > exercise]
+    assert answers == ["run in the program"]
+
+
 def test_each_environment_variable_is_documented() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     explained = (DOCS / "how-to" / "environment.md").read_text(encoding="utf-8")
@@ -167,6 +196,8 @@ def test_each_environment_variable_is_documented() -> None:
 def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tmp_path: Path) -> None:
     for name in [*libraries(block), *(name for name in ("distributed", "fastapi") if name in block.code)]:
         pytest.importorskip(name)
+    for name, text in block.files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
         (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")
@@ -179,4 +210,6 @@ def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tm
         expected = block.printed or ""
         if block.vary:
             printed, expected = FIGURE.sub("#", printed), FIGURE.sub("#", expected)
+        if "order" in block.vary:
+            printed, expected = ("\n".join(sorted(lines.splitlines())) for lines in (printed, expected))
         assert printed == expected, printed
