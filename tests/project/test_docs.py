@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 
+import aiocuda
 from tests.project.tree import PACKAGE, ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -124,7 +125,7 @@ def blocks(page: Path) -> list[Block]:
             above = around
         before, indentation, after = DOTS.split(around, maxsplit=1)
         code = before + textwrap.indent(match["code"], indentation) + after
-        how = f"{match['how'] or 'run'}{match['around'] or ''}"
+        how = f"{match['how'] or 'run'}{match['around'] or ''}".rstrip()
         place, vary = f"{page.parent.name}/{page.name}:{line}", match["vary"] or ""
         found.append(Block(place, code, how, settings, match["printed"], vary, files))
     return found
@@ -183,6 +184,12 @@ def test_the_answer_of_each_exercise_runs_in_the_program_of_its_page(page: Path)
     exercise = text.count("\n", 0, text.index("\n## Exercise\n"))
     answers = [block.how for block in blocks(page) if int(block.place.partition(":")[2]) > exercise]
     assert answers == ["run in the program"]
+
+
+def test_the_page_about_installation_names_this_version() -> None:
+    text = (DOCS / "how-to" / "install.md").read_text(encoding="utf-8")
+    assert f"for version {aiocuda.__version__}." in text
+    assert set(re.findall(r"aiocuda-([\d.]+)-py3", text)) == {aiocuda.__version__}
 
 
 def test_each_environment_variable_is_documented() -> None:

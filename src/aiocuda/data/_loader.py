@@ -254,6 +254,8 @@ class DataLoader(ProcessLocal):
         """Go on after the batches of a state. The next ``async for`` runs the epoch of the state.
 
         ``epoch(n)`` of another epoch begins at the start of that epoch.
+        A state of the last batch has an empty rest: the first ``async for`` delivers no batch. The batch size and
+        the workers may differ from those of the loader that returned the state.
         A stream is read again from its start, and the samples before the position are not decoded.
 
         Raises
