@@ -231,14 +231,21 @@ class _Report:
 
 
 def _summary(recording: Recording, number: int) -> list[str]:
-    """Return the lines about one device: the number of operations of each stream, and the time in which they worked."""
+    """Return the lines about one device: for each stream the operations, their time, and its share of the whole time."""
     counts: dict[str, int] = {}
     busy: dict[str, float] = {}
+    begin = min((span.start_us for span in recording.spans), default=0.0)
+    total = max((span.end_us for span in recording.spans), default=0.0) - begin
     for span in recording.spans:
         counts[span.stream] = counts.get(span.stream, 0) + 1
         busy[span.stream] = busy.get(span.stream, 0.0) + (span.end_us - span.start_us) * (span.kind in COLOURS)
     names = {stream: printable(shown(stream, 40)) for stream in counts}
     width = max([len("stream"), *map(len, names.values())])
-    lines = [f"device {number}: {recording.device}", f"  {'stream':{width}}  operations  busy ms"]
-    lines += [f"  {names[each]:{width}}  {counts[each]:10,}  {busy[each] / 1e3:7.3f}" for each in counts]
+    lines = [
+        f"device {number}: {recording.device}, {total / 1e3:.3f} ms from the first operation to the last",
+        f"  {'stream':{width}}  operations  busy ms  at work",
+    ]
+    for each in counts:
+        share = busy[each] / total if total else 0.0
+        lines.append(f"  {names[each]:{width}}  {counts[each]:10,}  {busy[each] / 1e3:7.3f}  {share:7.0%}")
     return lines
