@@ -231,7 +231,7 @@ class _Report:
 
 
 def _summary(recording: Recording, number: int) -> list[str]:
-    """Return the lines about one device: for each stream the operations, their time, and its share of the whole time."""
+    """Return the lines about one device: for each stream its operations, their time, and their share of all time."""
     counts: dict[str, int] = {}
     busy: dict[str, float] = {}
     begin = min((span.start_us for span in recording.spans), default=0.0)
