@@ -199,6 +199,7 @@ async def test_no_advice_about_round_trips(text: str) -> None:
     assert await advice_for(text, seconds=QUIET) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.asyncio
 @pytest.mark.slow
 async def test_advice_is_given_once() -> None:
@@ -242,6 +243,7 @@ async def test_no_advice_without_asynchronous_streams() -> None:
         assert device._resources.loop_state().round_trip_watch is None
 
 
+@pytest.mark.heavy
 @pytest.mark.asyncio
 @pytest.mark.slow
 async def test_two_loops_get_no_advice_about_each_other() -> None:
@@ -304,6 +306,7 @@ async def test_pageable_copies_in_a_loop(text: str) -> None:
     assert "device.pinned(shape, dtype)" in message
 
 
+@pytest.mark.heavy
 @pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -502,6 +505,7 @@ async def test_objects_left_open_name_their_line_and_the_cure(
 # -- the switch --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.asyncio
 @pytest.mark.slow
 async def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:

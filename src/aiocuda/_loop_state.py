@@ -87,7 +87,7 @@ class LoopState:
     """Everything that one event loop has on a device."""
 
     __slots__ = (
-        *("_sources", "loading", "ping_stream", "queues", "reactor", "round_trip_watch", "staging"),
+        *("_queue_watch", "_sources", "loading", "ping_stream", "queues", "reactor", "round_trip_watch", "staging"),
         "waiting_streams",
     )  # fmt: skip
 
@@ -98,8 +98,10 @@ class LoopState:
         self.queues: dict[StreamQueue, None] = {}
         self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
-        #: Finds slow ways to use the streams; None if that is disabled, or if the time is simulated.
+        #: Finds slow ways to use the streams. Made in the first pass of the watchdog; None if that is disabled, or if
+        #: the time is simulated.
         self.round_trip_watch: RoundTripWatch | None = None
+        self._queue_watch: QueueWatch | None = None
         self.ping_stream: PingStream | None = None  #: made by the first `Device.ping` in this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
@@ -109,11 +111,13 @@ class LoopState:
         self.staging.begin_advice()
         if not reactor.device_state.asynchronous:
             return  # all streams are one, and the program waits more
-        self.round_trip_watch = RoundTripWatch()
-        reactor.sweeps += (
-            functools.partial(self.round_trip_watch.look, reactor),
-            functools.partial(QueueWatch().look, reactor),
-        )
+        reactor.sweeps += (self._advise,)
+
+    def _advise(self) -> None:
+        if self.round_trip_watch is None or self._queue_watch is None:  # not earlier: many loops never need them
+            self.round_trip_watch, self._queue_watch = RoundTripWatch(), QueueWatch()
+        self.round_trip_watch.look(self.reactor)
+        self._queue_watch.look(self.reactor)
 
     def add_source(self, source: WorkSource) -> None:
         """Register a coordinator that uses this loop. Closing the device closes it."""

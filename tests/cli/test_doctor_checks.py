@@ -289,6 +289,7 @@ def computing(threads: int) -> Iterator[None]:
             thread.join()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_threads_that_compute_keep_the_gil() -> None:
     with computing(20):
@@ -298,6 +299,7 @@ def test_threads_that_compute_keep_the_gil() -> None:
     assert "processes" in finding.cure
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_long_switch_interval() -> None:
     before = sys.getswitchinterval()

@@ -22,6 +22,9 @@ from ._submission import submitting_loop
 
 __all__ = ["DeviceState"]
 
+#: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time.
+_LISTENING = threading.RLock()
+
 #: Packages that can capture a stream into a graph in GLOBAL or THREAD_LOCAL mode.
 CAPTURERS = ("torch", "cupy", "numba", "jax", "tensorflow", "cuda.core", "cuda.bindings")
 
@@ -139,7 +142,7 @@ class DeviceState:
     closing : bool
     """
 
-    __slots__ = ("__weakref__", "_listening", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
+    __slots__ = ("__weakref__", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
                  "device", "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight",
                  "policy", "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
 
@@ -163,7 +166,6 @@ class DeviceState:
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
         self.listeners: Listeners | None = None
-        self._listening = threading.RLock()  # held while `listeners` is replaced
         self.starts: dict[int, Lease] = {}
         self.guarded = False
         self.cross_device_uses: dict[_Queue, _Operation | None] = {}
@@ -214,7 +216,7 @@ class DeviceState:
     def add_listener(self, listener: object) -> None:
         """Call the listener's hooks from now on. Raise `BusyError` if it listens already."""
         listening = Listening.of(listener)
-        with self._listening:
+        with _LISTENING:
             while True:
                 present = self.listeners
                 if present is not None and listener in present:
@@ -226,7 +228,7 @@ class DeviceState:
 
     def remove_listener(self, listener: object) -> bool:
         """Call the listener's hooks no more. Return False if it does not listen."""
-        with self._listening:
+        with _LISTENING:
             while True:
                 present = self.listeners
                 if present is None or listener not in present:

@@ -165,7 +165,8 @@ class Reactor:
     query_guard : QueryGuard
     turn : Turn
     wakes : Wakes
-    pumps : Pumps
+    pumps : Pumps or None
+        Made when streams wait for each other on the host.
     notifier_pool : NotifierPool
     jobs : Jobs
     alarm : Alarm
@@ -220,7 +221,7 @@ class Reactor:
         self.turn = Turn(loop, device_state.driver.now)
         self.submission_pace = SubmissionPace(loop)
         self.wakes = Wakes.of(loop)
-        self.pumps = Pumps(loop)
+        self.pumps: Pumps | None = None
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
         self.on_progress: Callable[[], None] | None = None

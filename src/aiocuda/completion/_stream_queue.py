@@ -27,6 +27,7 @@ from ._failure import Failure, Poison, raisable
 from ._listeners import Hooks, Listeners, call_hooks, call_resolve_hooks
 from ._operation import Operation
 from ._prediction import INSTANT
+from ._pumps import Pumps
 from ._reactor import MOST_PER_TURN
 from ._state import ABANDONED, DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, State
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
@@ -661,7 +662,10 @@ class HostQueue:
 
     def _pump_followers(self) -> None:
         followers, self.followers = self.followers, {}
-        self._queue.reactor.pumps.pump(followers)
+        reactor = self._queue.reactor
+        if reactor.pumps is None:
+            reactor.pumps = Pumps(reactor.loop)
+        reactor.pumps.pump(followers)
 
     def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
         """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
