@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("rich")
+
 import aiocuda as package
 from aiocuda import Device
 from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, published_figures
@@ -23,7 +25,6 @@ from tests.cli.programs import STRICT, aiocuda, environment, program
 from tests.project.tree import ROOT
 
 pytest.importorskip("typer")
-pytest.importorskip("rich")
 
 KEYS = ["name", "title", "p50", "p99", "n", "unit", "published", "ratio", "error"]
 

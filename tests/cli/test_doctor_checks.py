@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("rich")
+
 from aiocuda.cli._doctor import diagnose
 from aiocuda.cli._doctor._doctor import _finding
 from aiocuda.cli._doctor._driver_checks import REQUIRED, check_driver, check_nvrtc, check_queues, check_versions

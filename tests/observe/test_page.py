@@ -22,6 +22,7 @@ from aiocuda.observe import Timeline, TimelineSpan
 from aiocuda.observe._drawing import draw
 from aiocuda.observe._page import page_of
 from aiocuda.observe._recording import LABEL_KEPT, LABEL_SHOWN, LoopRecord, Recording, Resume, shown
+from tests.helpers import block_until
 from tests.observe.browser import CHROMIUM, Browser
 from tests.observe.test_trace import HOSTILE
 
@@ -269,14 +270,14 @@ def test_the_page_is_readable_in_both_schemes_and_widths(
     dark, light = sorted((page, ink), key=lambda colour: sum(map(int, re.findall("\\d+", colour)[:3])))
     assert page == (dark if scheme == "dark" else light)
     # The canvas has bars, and text of the row names.
-    colours = browser.evaluate(
+    read = (
         "(() => { const c = document.getElementById('rows'); const d = c.getContext('2d')"
         ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
         " for (let i = 0; i < d.length; i += 4) if (d[i + 3] === 255) s.add([d[i], d[i + 1], d[i + 2]].join());"
         " return [...s]; })()"
     )
-    assert "176,80,138" in colours  # fills
-    assert len(colours) > 10
+    block_until(lambda: "176,80,138" in browser.evaluate(read), "the drawing of the fills")  # in the next frame
+    assert len(browser.evaluate(read)) > 10
     assert browser.errors == []
 
 
