@@ -256,7 +256,14 @@ async def test_what_it_is_asked_by_another_thread_while_loops_come_and_go(device
     assert not errors
 
 
+@pytest.fixture
+def no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open devices without advice: a probe of it takes some timing events, once."""
+    monkeypatch.setenv("AIOCUDA_WARN", "0")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_advice")
 async def test_steady_state_grows_nothing(device: Device, stream: Stream, other: Stream) -> None:
     """2 000 operations of every kind, after as many to warm up: events, threads, descriptors, memory."""
     array = np.zeros(1 << 10, np.float32)
