@@ -1866,8 +1866,10 @@ class StreamQueue:
         listeners = self.device_state.listeners
         if listeners is not None and listeners.resolve:
             self.lingers_for = operation if awaited else None
-            self._call_resolve(listeners.resolve, operation, 0, 0)
-            self.lingers_for = None
+            try:
+                self._call_resolve(listeners.resolve, operation, 0, 0)
+            finally:
+                self.lingers_for = None
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
         left = iter(hooks)

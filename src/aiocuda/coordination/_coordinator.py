@@ -13,7 +13,7 @@ from .._checks import is_coroutine_function, is_function, several
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
-from .._label import LABEL, labelled
+from .._label import LABEL, check_label
 from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
@@ -162,20 +162,7 @@ class AsyncCoordinator(ProcessLocal):
         label
             The label of the node and its operation, see `aiocuda.label`.
         """
-        if label is not None:
-            return labelled(
-                label,
-                self.upload,
-                source,
-                target,
-                after=after,
-                reads=reads,
-                writes=writes,
-                stream=stream,
-                priority=priority,
-                description=description,
-            )
-        began, node = self._begin("transfer", "upload", stream, priority, description)
+        began, node = self._begin("transfer", "upload", stream, priority, description, label)
         array = as_source(source, self._resources.pinned_pool)
         try:
             if target is None:
@@ -203,24 +190,7 @@ class AsyncCoordinator(ProcessLocal):
         declaration counts. A buffer that only ``writes`` names is overwritten: the operation does not need its content,
         and runs even if the content is poisoned.
         """
-        if label is not None:
-            return labelled(
-                label,
-                self.compute,
-                kernel,
-                grid,
-                block,
-                *args,
-                shared_bytes=shared_bytes,
-                after=after,
-                reads=reads,
-                writes=writes,
-                stream=stream,
-                priority=priority,
-                description=description,
-                kind=kind,
-            )
-        began, node = self._begin(kind, "compute", stream, priority, description)
+        began, node = self._begin(kind, "compute", stream, priority, description, label)
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")
         uploads: list[ScheduledNode[Any]] = []
@@ -248,20 +218,7 @@ class AsyncCoordinator(ProcessLocal):
         priority: NodePriority = "normal", description: str = "", label: str | None = None,
     ) -> Node[npt.NDArray[Any]]:  # fmt: skip
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
-        if label is not None:
-            return labelled(
-                label,
-                self.download,
-                buffer,
-                out,
-                after=after,
-                reads=reads,
-                writes=writes,
-                stream=stream,
-                priority=priority,
-                description=description,
-            )
-        began, node = self._begin("transfer", "download", stream, priority, description)
+        began, node = self._begin("transfer", "download", stream, priority, description, label)
         uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
         error, (found,) = _resolve((buffer,))
         target = None if out is None else as_target(out, self._resources.pinned_pool)
@@ -287,19 +244,7 @@ class AsyncCoordinator(ProcessLocal):
         the operation fails, and operations that need it are skipped. Only ``reads`` and ``writes`` declare its
         accesses; they are not inferred from the work inside the block.
         """
-        if label is not None:
-            return labelled(
-                label,
-                self.operation,
-                kind,
-                after=after,
-                reads=reads,
-                writes=writes,
-                stream=stream,
-                priority=priority,
-                description=description,
-            )
-        _, node = self._begin(kind, "bracket", stream, priority, description, bracket=(after, reads, writes))
+        _, node = self._begin(kind, "bracket", stream, priority, description, label, bracket=(after, reads, writes))
         return cast("Bracket", node)
 
     def host(
@@ -315,21 +260,9 @@ class AsyncCoordinator(ProcessLocal):
         `SystemExit` also leave the event loop, as from a task. If a plain function raises `CancelledError` or
         `StopIteration`, the operation fails with a `RuntimeError` with that exception as its ``__cause__``.
         """
-        if label is not None:
-            return labelled(
-                label,
-                self.host,
-                function,
-                *args,
-                after=after,
-                reads=reads,
-                writes=writes,
-                priority=priority,
-                description=description,
-            )
         if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
-        began, node = self._begin("host", "host", None, priority, description)
+        began, node = self._begin("host", "host", None, priority, description, label)
         self._scheduler.set_host_function(node, function, args, is_coroutine_function(function))
         self._link(node, after, accesses_of(reads, writes), began)
         return node
@@ -351,7 +284,7 @@ class AsyncCoordinator(ProcessLocal):
 
     def _begin(
         self, kind: Kind, role: str, stream: Stream | None, priority: NodePriority, description: str,
-        bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
+        label: str | None, bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
     ) -> tuple[float, ScheduledNode[Any]]:  # fmt: skip
         """Return the time and a new node, which is not registered yet."""
         scheduler = self._scheduler
@@ -366,6 +299,7 @@ class AsyncCoordinator(ProcessLocal):
             raise InvalidTypeError(f"stream is an aiocuda.Stream, not {type(stream).__name__}")
         if type(description) is not str and not isinstance(description, str):
             raise InvalidTypeError(f"description is a str, not {type(description).__name__}: errors show it")
+        own_label = None if label is None else check_label(label)
         began = scheduler.driver.now()
         number = scheduler.number = scheduler.number + 1
         if bracket is None:
@@ -374,9 +308,10 @@ class AsyncCoordinator(ProcessLocal):
             after, reads, writes = bracket
             accesses = accesses_of(reads, writes)
             node = Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._nodes(after))
-        label = LABEL.get()
-        if label is not None:
-            node.label = label
+        if own_label is not None:
+            node.set_label(own_label)
+        elif (inherited := LABEL.get()) is not None:
+            node.label = inherited
         return began, node
 
     def _link(

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from .._checks import check_callback
+from .._label import LABEL
 from .._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Failure, raisable
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
@@ -167,7 +168,7 @@ class ScheduledNode(Node[T_co]):
     callbacks : Waiters or None
         The callbacks that run when the node has finished.
     context : contextvars.Context or None
-        The context variables of the task that has registered the node, while the node waits on the host.
+        The context variables with which the node is submitted: None while those of the running task are right.
     """
 
     # Attributes that few nodes change are class attributes: setting twenty instance attributes takes longer than
@@ -263,6 +264,17 @@ class ScheduledNode(Node[T_co]):
         self.deliver_failure()
         failure, error = self.root_failure, self.error
         return failure.again() if failure is not None and failure.error is error else error and raisable(error)
+
+    def set_label(self, label: str) -> None:
+        """Give the node, and the operation that it submits, another label than that of the task."""
+        self.label = label
+        self.context = contextvars.copy_context()
+        self.context.run(LABEL.set, label)
+
+    def keep_context(self) -> None:
+        """Keep the context variables of the running task: the node is submitted later, perhaps by another task."""
+        if self.context is None:
+            self.context = contextvars.copy_context()
 
     def add_done_callback(
         self, fn: Callable[[Node[Any]], object], *, context: contextvars.Context | None = None

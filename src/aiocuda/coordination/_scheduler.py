@@ -198,7 +198,7 @@ class Scheduler:
         kind = node.kind
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if node.unmet:
-            node.context = contextvars.copy_context()
+            node.keep_context()
             self.waiting[node] = None
             self.detector.start()
             return
@@ -207,6 +207,7 @@ class Scheduler:
         if (
             node.role != "host"
             and not (node.prerequisites or node.root_failure or node.poison)
+            and node.context is None
             and self.in_flight < self.max_in_flight
             and not self.ready.size
         ):
@@ -214,7 +215,7 @@ class Scheduler:
         else:
             self._admit(node)
         if node.phase == READY and node.role != "host":
-            node.context = contextvars.copy_context()
+            node.keep_context()
         if self._met or self.ready.size:
             now = self.driver.now()
             if now - self._polled_at > POLL_AGAIN:
@@ -385,7 +386,7 @@ class Scheduler:
         """
         self.waiting[node] = None
         node.phase = READY
-        node.context = contextvars.copy_context()
+        node.keep_context()
         if queue not in self._blocked:
             self._blocked[queue] = {}
             if queue not in self._in_host_queue:

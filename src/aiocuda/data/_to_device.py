@@ -300,7 +300,7 @@ async def _close(stream: Stream) -> None:
     try:
         await stream.aclose()
     except DeviceFault:
-        pass
+        pass  # the consumer and every waiter have received it
 
 
 def _read(reader: StreamReader) -> tuple[int, dict[Any, Any]] | None:
