@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -30,42 +30,55 @@ async def listening(setting: Setting) -> Measured:
     """Additional ns of a launch with ``label=``, from its enqueue to its end.
 
     Figures: additional ns of a launch in a block of `aiocuda.label`, of one listener and of three listeners without
-    timing. Each sample is the difference of two measurements one after the other.
+    timing. Each round measures all cases, each round in another order, and each case begins with launches that are not
+    measured: the interpreter adapts its bytecode to the case before. A sample is the difference to the launch without
+    label and listener in the same round.
 
     Baseline: a launch without label and listener, in ns. Any machine can measure it: no device takes part.
     """
-    count, repeats = setting.count("launches"), setting.count("repeats")
+    count, warmup, repeats = setting.count("launches"), setting.count("warmup"), setting.count("repeats")
     kernel = empty()
-    measured, blocks, single, three = Measured([]), list[float](), list[float](), list[float]()
     async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:
 
-        def plain() -> Any:
-            for _ in range(count):
+        def plain(number: int) -> Any:
+            for _ in range(number):
                 last = stream.launch(kernel, 1, 1)
             return last
 
-        def labelled() -> Any:
-            for _ in range(count):
+        def labelled(number: int) -> Any:
+            for _ in range(number):
                 last = stream.launch(kernel, 1, 1, label="request-17")
             return last
 
-        async def each(launch: Callable[[], Any]) -> float:
+        def listeners(number: int) -> ExitStack:
+            listening = ExitStack()
+            for _ in range(number):
+                listening.enter_context(device.listen(Hooks()))
+            return listening
+
+        async def each(launches: Callable[[int], Any]) -> float:
+            await launches(warmup)
             begin = perf_counter()
-            await launch()
+            await launches(count)
             return (perf_counter() - begin) / count * 1e9
 
-        await each(plain)
+        cases: dict[str, tuple[Callable[[int], Any], Callable[[], AbstractContextManager[object]]]] = {
+            "plain": (plain, nullcontext),
+            "label": (labelled, nullcontext),
+            "block_ns": (plain, lambda: aiocuda.label("request-17")),
+            "listener_ns": (plain, lambda: listeners(1)),
+            "three_listeners_ns": (plain, lambda: listeners(3)),
+        }
+        order, samples = list(cases), {case: list[float]() for case in cases}
         for _ in range(repeats):
-            measured.baseline.append(await each(plain))
-            measured.samples.append(await each(labelled) - measured.baseline[-1])
-            with aiocuda.label("request-17"):
-                blocks.append(await each(plain) - measured.baseline[-1])
-            for samples, listeners in ((single, 1), (three, 3)):
-                with ExitStack() as listening:
-                    for _ in range(listeners):
-                        listening.enter_context(device.listen(Hooks()))
-                    samples.append(await each(plain) - measured.baseline[-1])
-    measured.figures["block_ns"] = median(blocks)
-    measured.figures["listener_ns"] = median(single)
-    measured.figures["three_listeners_ns"] = median(three)
-    return measured
+            for case in order:
+                launches, block = cases[case]
+                with block():
+                    samples[case].append(await each(launches))
+            order.append(order.pop(0))
+    baseline = samples.pop("plain")
+    further = {
+        case: [sample - before for sample, before in zip(taken, baseline, strict=True)]
+        for case, taken in samples.items()
+    }
+    return Measured(further.pop("label"), baseline, {case: median(taken) for case, taken in further.items()})

@@ -177,8 +177,8 @@ _ALL = (
         better="lower",
         baseline="a launch without a label",
         bounds=(Bound("p50", at_most=60.0), Bound("three_listeners_ns", at_most=1000.0)),
-        sizes={"launches": 200, "repeats": 60},
-        small={"launches": 50, "repeats": 2},
+        sizes={"launches": 200, "warmup": 50, "repeats": 100},
+        small={"launches": 50, "warmup": 10, "repeats": 5},
     ),
     Row(
         name="ops_8x16",
