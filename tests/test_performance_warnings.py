@@ -16,6 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, PerformanceWarning, Stream
+from aiocuda.memory._copy_watch import CopyWatch
 from aiocuda.testing import Latch
 from tests.helpers import until
 
@@ -342,6 +343,25 @@ for _ in range(120):
 )
 async def test_no_advice_about_copies(text: str) -> None:
     assert [each for each in await advice_for(text, seconds=QUIET) if "pageable" in each[2]] == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("nbytes", "seconds", "advised"),
+    [
+        pytest.param(4 << 20, 5e-3, True, id="slow copies"),
+        pytest.param(80_000, 12e-3, False, id="a busy machine"),
+        pytest.param(4 << 20, 0.5e-3, False, id="fast copies"),
+    ],
+)
+async def test_pageable_copies_count_with_the_time_that_a_host_can_need(
+    nbytes: int, seconds: float, advised: bool
+) -> None:
+    run: Any = program("for _ in range(100):\n    device.count(left)\n    device.add(right, left)")[0]  # on a new line
+    now = itertools.count(1.0, 17e-3)
+    with recorded() as caught:
+        await run(CopyWatch(lambda: next(now)), nbytes, seconds, None)
+    assert len(caught) == advised
 
 
 @pytest.mark.asyncio

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import AsyncCoordinator, BusyError, Device, DeviceFault, InvalidTypeError, Kernel, Stream
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.driver.host import HostDriver
 from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
@@ -95,6 +96,25 @@ async def test_awaited_operations_are_spans_below_the_current_one(device: Device
         assert span.status.status_code.name == "UNSET"
         assert request.start_time <= span.start_time + 1_000_000  # of two clocks
         assert span.start_time <= span.end_time <= request.end_time
+
+
+@pytest.mark.asyncio
+async def test_gathered_operations_have_spans_although_they_are_done_before(
+    device: Device, stream: Stream, other: Stream, spans: Spans
+) -> None:
+    buffers = [each.empty(4, np.uint32) for each in (stream, other)]
+    with spans.instrument(device), spans.tracer.start_as_current_span("request") as request:
+        operations = [each.fill(buffer, 1) for each, buffer in zip((stream, other), buffers, strict=True) for _ in "12"]
+        for operation in operations:
+            lease = stream_operation(operation).lease
+            while not device.driver.event_query(lease.handle):  # the loop does nothing meanwhile
+                pass
+        await aiocuda.gather(*operations)
+        with pytest.raises(ValueError, match="no number"):
+            await stream.submit(int, "no number")
+    found = [span.attributes["aiocuda.operation_id"] for span in spans.below(request)]
+    assert sorted(found)[:4] == [operation.id for operation in operations]
+    assert len(found) == 5  # the last one fails without a call of the driver
 
 
 def test_duration_is_that_of_the_operation(spans: Spans) -> None:

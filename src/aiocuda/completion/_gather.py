@@ -58,7 +58,7 @@ class Gathering(Awaitable[T]):
         for queue, last in queues.items():
             queue.check_loop()
             if asks and not queue.polling:
-                queue.linger(last)
+                queue.linger(last, waiting)
                 asks = last.status >= DONE  # else the reactor asks the other queues, too
         if queues:
             waiting = [operation for operation in waiting if operation.status < DONE]

@@ -145,6 +145,7 @@ class _Probe:
         self._line: SourceLine | None = None
         self._enqueued_at = 0.0
         self._awaited_until = 0.0  # 0.0 while no await of it has ended
+        self._before_call = 0.0  # seconds between its start event and its call
         self._seconds = 0.0  # on the device
         self._first = 0.0  # the time of the first operation
         self._same, self._other = _Trips(), _Trips()  # to the same stream, and to another one
@@ -170,6 +171,8 @@ class _Probe:
         self._in_flight[new.id] = None
         self._last, self._task, self._line = new, task, line
         self._last_is_staged = new.id == self._staged
+        # The start event of a stream without work passes before the host has made the call of the operation.
+        self._before_call = (now - new.submitted_at) / 2
         self._enqueued_at, self._awaited_until, self._seconds = now, 0.0, 0.0
         self._seen += 1
         found = self._same.count + self._other.count
@@ -203,9 +206,11 @@ class _Probe:
         if done is self._last and done.is_awaited:
             self._awaited_until = self._now()
             try:
-                self._seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
+                seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
             except AiocudaError:
                 self._awaited_until = 0.0  # without its time on the device, it does not count
+            else:
+                self._seconds = max(seconds - self._before_call, 0.0)
 
     @property
     def has_trips(self) -> bool:

@@ -196,7 +196,8 @@ class StreamOperation(Operation[T_co]):
     @property
     def is_awaited(self) -> bool:
         """True if the operation has a waiter. For the hooks of listeners."""
-        return self.waiters is not None or self.queue.lingers_for is self
+        queue = self.queue
+        return self.waiters is not None or queue.lingers_for is self or self in queue.gathers
 
     @property
     def waits_for(self) -> StreamOperation[Any] | None:
@@ -807,6 +808,8 @@ class StreamQueue:
         Of the memory that was allocated through the stream.
     lingers_for : StreamOperation or None
         While the caller of `linger` or `resolve_to` resolves operations: the one that it waits for, without a waiter.
+    gathers : frozenset of StreamOperation
+        While `gather` resolves operations for a listener: all that it waits for, without a waiter.
     last_busy, last_resolved : float
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
     active, attended, polling, poll_from, poll_until, watched_since, armed
@@ -839,6 +842,7 @@ class StreamQueue:
         "ended",
         "enqueued",
         "foreign",
+        "gathers",
         "handle",
         "host_queue",
         "imported",
@@ -898,6 +902,7 @@ class StreamQueue:
         self.armed: ArmedNotifier | None = None
         self.last_busy = self.last_resolved = 0.0
         self.lingers_for: StreamOperation[Any] | None = None
+        self.gathers: frozenset[StreamOperation[Any]] = frozenset()
         reactor.opened[self] = None
 
     # -- checks --------------------------------------------------------------------------------------------------
@@ -1501,14 +1506,22 @@ class StreamQueue:
                 return count
         return 0
 
-    def linger(self, operation: StreamOperation[Any]) -> None:
+    def linger(self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()) -> None:
         """Query the event of an operation; if its end is predicted within microseconds, repeat the query until then.
 
         The other operations need no query: those before it are done when it is, and later ones are not awaited here.
+        ``gathered``: all operations that `gather` awaits; the last one of this stream is ``operation``.
         """
+        if gathered and self.device_state.listeners is not None:
+            self._linger_for_listeners(operation, gathered)
+            return
         lease = operation.lease
         if lease is None or self._resolving:
-            self.reactor.inline(self)
+            self.lingers_for = operation
+            try:
+                self.reactor.inline(self)
+            finally:
+                self.lingers_for = None
             return
         device_state = self.device_state
         driver = self.driver
@@ -1546,6 +1559,14 @@ class StreamQueue:
             self._resolve_oldest(operation)
         else:
             self.resolve_to(operation)
+
+    def _linger_for_listeners(self, last: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
+        """Do the same as `linger`. The hooks see that all gathered operations are awaited."""
+        self.gathers = frozenset(gathered)
+        try:
+            self.linger(last)
+        finally:
+            self.gathers = frozenset()
 
     def _resolve_oldest(self, operation: StreamOperation[Any]) -> None:
         """Resolve the oldest operation of the stream, which is done.
@@ -1865,11 +1886,11 @@ class StreamQueue:
         """Notify the listeners of an operation that nothing watches any more."""
         listeners = self.device_state.listeners
         if listeners is not None and listeners.resolve:
-            self.lingers_for = operation if awaited else None
+            lingers_for, self.lingers_for = self.lingers_for, operation if awaited else None
             try:
                 self._call_resolve(listeners.resolve, operation, 0, 0)
             finally:
-                self.lingers_for = None
+                self.lingers_for = lingers_for
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
         left = iter(hooks)

@@ -22,6 +22,10 @@ LONGEST: Final = 10.0
 #: uploads of 4 MB take 4.7 ms from an array and 3.4 ms from pinned memory.
 LEAST_SHARE: Final = 0.2
 
+#: Bytes per second that a host copies at least. The rest of a longer time is that of another thread or process, or of a
+#: CUDA call that waits for one: a GPU on which other processes create contexts holds calls for 0.3 s.
+SLOWEST: Final = 0.5e9
+
 #: The packages through which a program calls the methods of a stream. Calls by the others, such as loaders, are theirs.
 _METHODS = ("memory", "stream", "pool")
 
@@ -58,9 +62,9 @@ class CopyWatch:
             if line is not None and taken >= LEAST_SHARE * seconds:
                 _advise_pinned(line, copies, nbytes, seconds, taken)
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, nbytes: int) -> None:
         """Add the time that the host spent on one copy."""
-        self._seconds += seconds
+        self._seconds += min(seconds, nbytes / SLOWEST)
 
 
 def _none() -> None:

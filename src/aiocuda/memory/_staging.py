@@ -392,7 +392,7 @@ class StagedCopy(abc.ABC):
         """Note that the host has done its work on the copy."""
         watch = self.buffers.copy_watch
         if watch is not None and self._staged_since:
-            watch.add(watch.now() - self._staged_since)
+            watch.add(watch.now() - self._staged_since, self.nbytes)
 
     @property
     def dropped(self) -> bool:
