@@ -2,7 +2,7 @@
 
 Two replicas, each with a GPU of its own; on a machine with one GPU they share it. In each round the cluster is opened,
 32 callers call without a pause, and each replica is lost once: one by an illegal address, the other by SIGKILL. So each
-loss is followed by the first restart, after 0.1 s.
+loss is followed by the first restart, after 0.1 s. The free memory of all these GPUs is compared (``cuMemGetInfo``).
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ async def cluster_losses(setting: Setting) -> Measured:
     device = setting.device
     result = Measured([])
     longest, answered, lost = 0.0, 0, 0
-    with _visible(device.driver.device_count() if device.driver.name == "cuda" else REPLICAS):
+    gpus = device.driver.device_count() if device.driver.name == "cuda" else 1
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_visible(gpus if device.driver.name == "cuda" else REPLICAS))
+        others = [aiocuda.open_device(number, driver="cuda") for number in range(1, min(gpus, REPLICAS))]
+        devices = [device, *[await stack.enter_async_context(other) for other in others]]
         free = None
         for _ in range(setting.count("rounds")):
             began = perf_counter()
@@ -124,14 +128,20 @@ async def cluster_losses(setting: Setting) -> Measured:
                 await callers.stop()
                 answered, lost = answered + callers.answered, lost + callers.lost
             if free is None:  # not before the first round: it loads the code of the driver
-                free = device.driver.memory_info(device.index)[0]
+                free = _free(devices)
         result.figures |= {
             "longest_call_s": longest,
-            "memory_lost_mib": max(0.0, (free or 0) - device.driver.memory_info(device.index)[0]) / (1 << 20),
+            "memory_lost_mib": max(0.0, (free or 0) - _free(devices)) / (1 << 20),
+            "gpus": float(len(devices)),
             "calls_answered": float(answered),
             "calls_lost": float(lost),
         }
     return result
+
+
+def _free(devices: list[aiocuda.Device]) -> int:
+    """Bytes of free memory on all devices."""
+    return sum(device.driver.memory_info(device.index)[0] for device in devices)
 
 
 @contextlib.contextmanager
