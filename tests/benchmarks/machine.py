@@ -29,6 +29,7 @@ def describe() -> dict[str, Any]:
         from cuda.bindings import driver
 
         _ask(driver.cuInit(0))
+        count = int(_ask(driver.cuDeviceGetCount()))
         device = _ask(driver.cuDeviceGet(0))
         name = _ask(driver.cuDeviceGetName(256, device))
         version = int(_ask(driver.cuDriverGetVersion()))
@@ -36,6 +37,7 @@ def describe() -> dict[str, Any]:
         found["reason"] = str(error)
         return found
     found["gpu"] = name.decode().partition("\0")[0]
+    found["gpus"] = count
     found["cuda"] = f"{version // 1000}.{version % 1000 // 10}"
     found["driver"] = _kernel_module()
     return found

@@ -144,7 +144,12 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _table(path: Path, report: Mapping[str, Any]) -> str:
     machine, versions = report["machine"], report["versions"]
-    where = f"{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['driver']}" if machine["gpu"] else "host driver"
+    gpus = f"{count} × " if (count := machine.get("gpus", 1)) > 1 else ""  # older files have no number
+    where = (
+        f"{gpus}{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['driver']}"
+        if machine["gpu"]
+        else "host driver"
+    )
     commit = (report["commit"] or "unknown")[:12]
     sizes = " Reduced sizes: it shows that the rows run, and no more." if report["small"] else ""
     lines = [

@@ -78,8 +78,20 @@ def test_each_row_of_a_machine_is_in_one_file() -> None:
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("local")]
     assert all(path.parent == folder and path.suffix == ".json" for path in files)
     reports = [json.loads(path.read_text("utf-8")) for path in files]
-    rows = [(report["machine"]["gpu"], row["name"]) for report in reports for row in report["rows"]]
+    rows = [
+        (report["machine"]["gpu"], report["machine"].get("gpus", 1), row["name"])
+        for report in reports
+        for row in report["rows"]
+    ]
     assert len(rows) == len(set(rows))
+
+
+def test_several_gpus_are_counted(project: Path) -> None:
+    folder = project / "docs" / "benchmarks"
+    file = json.loads((folder / "h200.json").read_text("utf-8"))
+    file["machine"] |= {"gpu": "NVIDIA H200", "gpus": 2, "cuda": "13.0", "driver": "580"}
+    (folder / "a.json").write_text(json.dumps(file), "utf-8")
+    assert readme.section(folder).startswith("2 × NVIDIA H200, CUDA 13.0, driver 580, ")
 
 
 def test_the_package_has_the_published_figures(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
