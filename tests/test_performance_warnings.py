@@ -439,6 +439,7 @@ async def run_stage(text: str, items: int = 8) -> list[warnings.WarningMessage]:
         async with aiocuda.open_device(driver="host") as device, aiocuda.Pipeline(device, stages) as pipeline:
             async for _ in pipeline.run(range(items)):
                 pass
+    assert ("blocks the event loop" in pipeline.advice().why) == bool(caught)
     return caught
 
 

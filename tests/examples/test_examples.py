@@ -35,7 +35,7 @@ PRINTS = {
     "06_fork_and_join": (
         r"20 images, 20 checksums, at most 3 slots busy\n"
         r"busiest: \w+, \d+% of the time at work\n"
-        r"advised: \d+ slots, \d streams; .* takes \S+ ms for each item, longest of all, .*\n"
+        r"advised: \d+ slots, \d streams; .* takes \S+ ms for each item, more than any other: .*\n"
     ),
     "07_graphs": (
         r"fork and join \[2\. 3\.\]\n"

@@ -86,7 +86,7 @@ def test_where_times_vary_it_advises_no_less_than_there_is(seed: int) -> None:
         _, advice = run(three((2, 5, 2)), depth, seed=seed)
         assert advice.depth >= depth
         assert advice.streams == (("upload",), ("compute",), ("download",))
-        assert "times vary" in advice.why
+        assert "one slot more, and not fewer than now" in advice.why
 
 
 @pytest.mark.parametrize(("times", "depth"), [*zip(MIXES, (3, 4, 2, 3), strict=True)])
@@ -101,7 +101,7 @@ def test_reasons_of_the_advice(times: Sequence[float], depth: int) -> None:
     assert advice.period_ms == pytest.approx(max(times), rel=1e-3)
     slowest = ("upload", "compute", "download")[times.index(max(times))]
     assert f"stage '{slowest}' takes {max(times)} ms for each item" in advice.why
-    assert f"an item takes {sum(times)} ms on its longest way, upload → compute → download" in advice.why
+    assert f"an item uses its slot for {sum(times)} ms (upload → compute → download)" in advice.why
 
 
 def test_stages_that_one_stream_is_enough_for() -> None:
@@ -116,7 +116,7 @@ def test_stages_that_one_stream_is_enough_for() -> None:
     ]
     before, after, advice = follow(stages, 4)
     assert advice.streams == (("slow",), ("a", "b"), ("c",), ("left",), ("right",))
-    assert "a+b: one after the other they take less than stage 'slow'" in advice.why
+    assert "a and b together take no longer than stage 'slow': they can share a stream" in advice.why
     assert after <= before * (1 + SLACK)
 
 
@@ -156,7 +156,25 @@ def test_depth_and_concurrency_are_advised_together(milliseconds: float, at_once
     assert after <= before * (1 + SLACK)
     assert after * 1e3 == pytest.approx(advice.period_ms, rel=0.1)
     assert again.concurrency == advice.concurrency
-    assert ("works on 3 at a time" in advice.why) == (at_once == 3)
+    assert ("one item for each processor" in advice.why) == (at_once == 8)
+    assert ("concurrency=3 suits it" in advice.why) == (at_once == 3)
+
+
+def test_stage_that_blocks_the_loop_keeps_its_concurrency() -> None:
+    async def wait(slot: Slot) -> None:
+        await asyncio.sleep(6e-3)
+
+    async def main(device: Device) -> PipelineAdvice:
+        async with Pipeline(device, [Stage("wait", wait), Stage("compute", launches(2))], 2) as pipeline:
+            await measure(pipeline, ITEMS)
+            resources = pipeline._resources
+            return advise(resources.plan, resources.meter, 2, processors=8, blocking={0})
+
+    advice = in_virtual_time(main)
+    assert advice.concurrency == {"wait": 1}
+    assert advice.period_ms == pytest.approx(6.0, rel=0.01)
+    assert "stage 'wait' blocks the event loop" in advice.why
+    assert "device.offload" in advice.why
 
 
 def test_nothing_is_advised_before_anything_was_timed() -> None:
@@ -207,7 +225,7 @@ def test_advice_keeps_what_the_stages_need_although_it_is_outside_the_cache() ->
     advice = advice_for(2, 40, 50)
     assert advice.depth == 4
     assert "4 slots have 160 MB" in advice.why
-    assert "1 slot fits at most" in advice.why
+    assert "1 slot fits" in advice.why
 
 
 def test_times_that_vary_keep_no_slots_outside_the_cache() -> None:

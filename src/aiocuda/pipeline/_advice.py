@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import BusyError
 from ._meter import Meter
@@ -36,7 +36,8 @@ class PipelineAdvice:
         Groups of stages that one stream is enough for, as `Pipeline` takes them. There are as many streams as groups.
     concurrency
         For each stage that awaits, by its name: how many items it works on at a time, so that it limits nothing. At
-        most one for each processor, unless the stage has more already.
+        most one for each processor, unless the stage has more already. A stage that blocks the event loop keeps its
+        number.
     period_ms
         The time from one result to the next, at that depth and concurrency, if the stages take as long as measured.
     why
@@ -51,7 +52,13 @@ class PipelineAdvice:
 
 
 def advise(
-    plan: Plan, meter: Meter, depth: int, pinned_bytes: int = 0, cache_bytes: int | None = None, processors: int = 1
+    plan: Plan,
+    meter: Meter,
+    depth: int,
+    pinned_bytes: int = 0,
+    cache_bytes: int | None = None,
+    processors: int = 1,
+    blocking: Collection[int] = (),
 ) -> PipelineAdvice:
     """Return the advice for a pipeline of this depth.
 
@@ -67,38 +74,50 @@ def advise(
         The size of the processor's last-level cache; None if unknown.
     processors
         The processors that this process may use.
+    blocking
+        The positions of the stages that have blocked the event loop.
     """
     seconds = meter.typical_seconds()
     if seconds is None or not meter.items:
         raise BusyError("not every stage has been timed yet: run some items through the pipeline first, then ask again")
     source, consumer = (total / meter.items for total in (meter.source_seconds, meter.consumer_seconds))
     steady = meter.is_steady(SPREAD)
-    at_once = _concurrency(plan, seconds, max(source, consumer), processors, steady)
+    needed_at_once = _concurrency(plan, seconds, max(source, consumer), steady, blocking)
+    at_once = [
+        min(needed, max(stage.concurrency, processors))
+        for needed, stage in zip(needed_at_once, plan.stages, strict=True)
+    ]
     stages = [(taken / many, f"stage {name!r}") for taken, many, name in zip(seconds, at_once, plan.names, strict=True)]
     period, slowest = max([*stages, (source, "the source"), (consumer, "the consumer")])
     path_seconds, path = plan.longest_path(seconds)
-    needed = _slots(path_seconds + consumer, period)
+    needed = _needed_slots(path_seconds + consumer, period)
     in_cache = max(1, cache_bytes // pinned_bytes) if cache_bytes and pinned_bytes else MAX_SLOTS
     present, depth = depth, needed if steady else max(needed + 1, min(depth, in_cache))
     groups = _groups(plan, seconds, period / (1 + SPREAD)) if steady else plan.stream_groups
     why = [
-        f"{slowest} takes {_ms(period)} for each item, longest of all, and nothing is quicker than that",
-        f"an item takes {_ms(path_seconds)} on its longest way, {' → '.join(plan.names[one] for one in path)}"
-        f"{f', and its consumer has it for {_ms(consumer)}' if consumer > SPREAD * period else ''}: "
-        f"with {needed} slots there is always one more that waits for {slowest}",
+        f"{slowest} takes {_ms(period)} for each item, more than any other: the pipeline cannot be faster than that",
+        f"an item uses its slot for {_ms(path_seconds)} ({' → '.join(plan.names[one] for one in path)})"
+        f"{f', and for {_ms(consumer)} at the consumer' if consumer > SPREAD * period else ''}: "
+        f"{_slots(needed)} keep{'s' if needed == 1 else ''} {slowest} at work",
         *(
-            f"stage {stage.name!r} takes {_ms(taken)} for one item and works on {many} at a time"
-            for stage, taken, many in zip(plan.stages, seconds, at_once, strict=True)
+            f"stage {stage.name!r} takes {_ms(taken)} for one item: concurrency={many} suits it"
+            + (", one item for each processor" if needed > many else "")
+            for stage, taken, many, needed in zip(plan.stages, seconds, at_once, needed_at_once, strict=True)
             if many > 1
+        ),
+        *(
+            f"stage {plan.names[position]!r} blocks the event loop, and more items at a time do not help: run the "
+            "function that blocks by `await device.offload(function, ...)`, then ask again"
+            for position in sorted(blocking)
         ),
     ]
     if max(present, depth) > in_cache:
         why.append(_outside_cache(depth if depth > in_cache else present, in_cache, pinned_bytes, cache_bytes or 0))
     if not steady:
-        why.append(f"times vary, one in ten by more than {SPREAD:.0%}: one slot more, and no fewer than there are")
+        why.append(f"one in ten times is more than {SPREAD:.0%} longer: one slot more, and not fewer than now")
     elif shared := [group for group in groups if len(group) > 1]:
-        together = ", ".join("+".join(plan.names[one] for one in group) for group in shared)
-        why.append(f"{together}: one after the other they take less than {slowest}, so that one stream is enough")
+        together = ", ".join(" and ".join(plan.names[one] for one in group) for group in shared)
+        why.append(f"{together} together take no longer than {slowest}: they can share a stream")
     return PipelineAdvice(
         depth=min(depth, MAX_SLOTS),
         streams=tuple(tuple(plan.names[one] for one in group) for group in groups),
@@ -108,30 +127,37 @@ def advise(
     )
 
 
-def _concurrency(plan: Plan, seconds: Sequence[float], outside: float, processors: int, steady: bool) -> list[int]:
-    """Return for each stage how many items it works on at a time, so that no stage that awaits limits the others.
+def _concurrency(
+    plan: Plan, seconds: Sequence[float], outside: float, steady: bool, blocking: Collection[int]
+) -> list[int]:
+    """Return for each stage the number of items at a time with which it does not limit the others.
 
     ``outside`` are the seconds of source or consumer for an item, whichever is longer. If nothing else takes time, the
     stages keep their concurrency.
     """
-    others = max([outside, *(taken for taken, stage in zip(seconds, plan.stages, strict=True) if not stage.awaits)])
+    awaits = [stage.awaits and position not in blocking for position, stage in enumerate(plan.stages)]
+    others = max([outside, *(taken for taken, free in zip(seconds, awaits, strict=True) if not free)])
     found = []
-    for taken, stage in zip(seconds, plan.stages, strict=True):
+    for taken, stage, free in zip(seconds, plan.stages, awaits, strict=True):
         needed = math.ceil(taken / ((1 + SPREAD) * others)) if others else stage.concurrency
-        most = max(stage.concurrency, processors)
-        found.append(min(max(needed, 1 if steady else stage.concurrency), most) if stage.awaits else 1)
+        found.append(max(needed, 1 if steady else stage.concurrency) if free else stage.concurrency)
     return found
 
 
 def _outside_cache(depth: int, in_cache: int, pinned_bytes: int, cache_bytes: int) -> str:
     return (
-        f"{depth} slots have {depth * pinned_bytes / 1e6:.3g} MB of pinned memory, and the processor's cache has "
+        f"{_slots(depth)} have {depth * pinned_bytes / 1e6:.3g} MB of pinned memory, and the processor's cache has "
         f"{cache_bytes / 1e6:.3g} MB: the host writes to memory outside the cache, which is slower. "
-        f"{in_cache} {'slots fit' if in_cache > 1 else 'slot fits at most'}"
+        f"{_slots(in_cache)} fit{'s' if in_cache == 1 else ''}"
     )
 
 
-def _slots(seconds: float, period: float) -> int:
+def _slots(count: int) -> str:
+    """Return a number of slots in words."""
+    return f"{count} slot" if count == 1 else f"{count} slots"
+
+
+def _needed_slots(seconds: float, period: float) -> int:
     """Return the number of slots that are busy at the same time, each for so many seconds, and one more."""
     return 1 + math.floor((1 + RESERVE) * (seconds + TURNAROUND) / period) if period else 1
 

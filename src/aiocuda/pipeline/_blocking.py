@@ -40,6 +40,11 @@ class BlockingWatch:
         self.suspects: set[int] = set()
         self._blocked: dict[tuple[int, int], list[float]] = {}  # seconds, by the stage's position and the line
 
+    @property
+    def blocking(self) -> frozenset[int]:
+        """The positions of the stages that have blocked the loop."""
+        return frozenset(position for position, _ in self._blocked)
+
     def add_time(self, position: int, seconds: float) -> None:
         """Suspect a stage from now on if it took that long for an item."""
         if seconds > LIMIT:

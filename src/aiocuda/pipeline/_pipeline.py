@@ -320,10 +320,12 @@ class Pipeline(ProcessLocal):
         BusyError
             Not every stage has been timed since the last reset.
         """
-        ring = self._resources.ring
+        resources = self._resources
+        ring, watch = resources.ring, resources.blocking_watch
         return advise(
-            self._resources.plan, self._resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(), processors()
-        )
+            resources.plan, resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(), processors(),
+            () if watch is None else watch.blocking,
+        )  # fmt: skip
 
     def reset_statistics(self) -> None:
         """Restart the statistics."""

@@ -100,18 +100,21 @@ class PipelineStats:
         busy = self.stage_seconds[stage]
         most = max(busy, self.source_seconds, self.consumer_seconds)
         share = min(1.0, most / self.wall_seconds) if self.wall_seconds else 0.0
-        each = f"{most / self.iterations * 1e3:.3g} ms an item"
+        each = f"{most / self.iterations * 1e3:.3g} ms"
         if most == self.source_seconds > busy:
-            why = f"its items take {each}, longer than any stage: only a source that is quicker helps"
+            why = f"each item of it takes {each}, longer than any stage: only a quicker source helps"
             return Bottleneck("source", "source", share, why)
         if most == self.consumer_seconds > busy:
-            why = f"it has each result for {each}, longer than any stage takes: only a quicker consumer helps"
+            why = f"it has each result for {each}, longer than any stage: only a quicker consumer helps"
             return Bottleneck("consumer", "consumer", share, why)
         if share >= SATURATED:
-            why = f"it is at work {share:.0%} of the time, {each}: only a quicker stage {stage!r} helps"
+            why = (
+                f"it is at work for {share:.0%} of the time, {each} for each item: only a quicker stage {stage!r} helps"
+            )
         else:
             why = (
-                f"it takes longest, {each}, and yet is at work only {share:.0%} of the time: it waits for the others, "
-                f"which Pipeline.advice() looks into; slots busy at once: {self.peak_busy_slots}"
+                f"it takes the longest, {each} for each item, but is at work for only {share:.0%} of the time: it "
+                f"waits for other stages or for a free slot (at most {self.peak_busy_slots} in use at a time). "
+                "Pipeline.advice() names a better depth"
             )
         return Bottleneck(stage, "stage", share, why)
