@@ -132,7 +132,7 @@ def test_too_little_memory_for_pinned_arrays(sound: dict[str, str]) -> None:
     """
     found = findings(program(limit, "doctor", "--json", "--driver", "host", **sound, MALLOC_ARENA_MAX="1"))
     assert "pinned_limit" in problems(found)
-    assert "64 MiB of pinned memory: OSError: [Errno 12]" in found["pinned_limit"]["detail"]
+    assert "64 MiB of pinned memory: DeviceOutOfMemory: the host has no room" in found["pinned_limit"]["detail"]
     assert "ulimit -v unlimited" in found["pinned_limit"]["cure"]
 
 

@@ -15,6 +15,7 @@ import aiocuda
 from aiocuda import (
     BusyError,
     Device,
+    DeviceOutOfMemory,
     InvalidArgumentError,
     InvalidTypeError,
     PinnedBuffer,
@@ -68,6 +69,16 @@ async def test_copies_go_without_staging() -> None:
         assert peer.calls["offload"] == offloaded
         assert (pinned[: 1 << 10] == 4).all()
         assert (pinned[1 << 10 :] == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "unified"])
+async def test_more_than_the_host_has(device: Device, kind: str) -> None:
+    with pytest.raises(DeviceOutOfMemory, match=f"{1 << 47:,}") as caught:
+        getattr(device, kind)(1 << 47, np.uint8)  # more than an address has bits for
+    assert caught.value.requested == 1 << 47
+    pinned = await device.pinned(4)
+    pinned[:] = 1
+    assert (pinned == 1).all()
 
 
 async def test_slices_are_pinned_too(stream: Stream, device: Device) -> None:

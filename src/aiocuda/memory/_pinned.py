@@ -22,7 +22,7 @@ from .._types import Span
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
 from ..completion._reactor import Reactor
-from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
+from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ._arrays import address_of
 from ._block import Block, DroppedBlock
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
@@ -108,13 +108,26 @@ class PinnedPool:
         self._regions: list[Region] = []  # all that are locked or being locked
 
     def region(self, reactor: Reactor, nbytes: int) -> Region:
-        """Return a region of at least that many bytes: a free one, or a new one that a worker thread locks."""
+        """Return a region of at least that many bytes: a free one, or a new one that a worker thread locks.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            The host has no room for a new one.
+        """
         self.sweep(SWEEP_LIMIT)
         size = max(mmap.PAGESIZE, 1 << (nbytes - 1).bit_length())
         idle = self._free.setdefault(size, [])
         with contextlib.suppress(IndexError):  # none; or another loop has taken the last one
             return idle.pop()
-        memory = mmap.mmap(-1, size)
+        try:
+            memory = mmap.mmap(-1, size)
+        except OSError as error:  # ENOMEM: the memory of the machine, or a limit of the process such as RLIMIT_AS
+            raise DeviceOutOfMemory(
+                f"the host has no room for {nbytes:,} bytes of pinned memory ({size:,} with its rounding): {error}. "
+                "Free arrays, or request less",
+                requested=nbytes,
+            ) from error
         region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
         self._regions.append(region)
         region.pin(reactor)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._byte_values import ByteValues
-from ....errors import BusyError, InvalidArgumentError, StaleHandleError
+from ....errors import BusyError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError
 from ...protocol import ManagedAttributes
 
 __all__ = ["HostPages", "PageKind"]
@@ -39,7 +39,12 @@ class HostPages:
         if nbytes <= 0:
             raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
         alignment = _PAGE if kind == "managed" else _ALIGNMENT
-        raw = np.empty(nbytes + alignment, np.uint8)
+        try:
+            raw = np.empty(nbytes + alignment, np.uint8)
+        except MemoryError as error:
+            raise DeviceOutOfMemory(
+                f"the host has no room for {nbytes:,} bytes of {kind} memory", requested=nbytes
+            ) from error
         address: int = raw.ctypes.data
         offset = -address % alignment
         self._add(kind, address + offset, raw[offset : offset + nbytes])
