@@ -18,6 +18,7 @@ import aiocuda
 from aiocuda import Device, InvalidArgumentError, PerformanceWarning, Stream
 from aiocuda.memory._copy_watch import CopyWatch
 from aiocuda.testing import Latch
+from tests.benchmarks.host_time import IdleDriver
 from tests.helpers import until
 
 #: Seconds after which advice that must come has not come. A busy machine is often too slow for a probe.
@@ -235,6 +236,21 @@ async def test_a_probe_ends_with_the_work() -> None:
         while state.listeners is None:
             await left.fill(buffer, 1)
         await until(lambda: state.listeners is None, "the end of the probe")
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_operations_that_end_before_their_await_suspends() -> None:
+    """The watchdog then finds no unfinished operation."""
+    run, file = program(CHAIN)
+    with recorded() as caught:
+        async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:
+            state, buffer = device._resources.device_state, stream.empty(16)
+            end = time.monotonic() + LONGEST
+            while not caught and time.monotonic() < end:
+                await run(device, stream, stream, buffer)
+            await until(lambda: state.listeners is None, "the end of the probe")
+    assert [each.filename for each in caught] == [file]
 
 
 @pytest.mark.asyncio

@@ -246,8 +246,7 @@ class Reactor:
         queue.active = True
         self.queues[queue] = None
         self.device_state.look_for_others()
-        if self._watchdog is None and not self.closed:
-            self._set_watchdog()
+        self.watch_again()
 
     def deactivate(self, queue: WatchedQueue) -> None:
         """Stop watching an idle queue."""
@@ -496,10 +495,15 @@ class Reactor:
             for sweep in self.sweeps:
                 self.guard(sweep)
         finally:  # after any failure: without the watchdog, a fault would wake no waiter
-            if (self.queues or self.notifier_pool.armed) and not self.closed:
-                self._set_watchdog()
-            elif self._loop_watch is not None:
+            if self.queues or self.notifier_pool.armed:
+                self.watch_again()
+            if self._watchdog is None and self._loop_watch is not None:
                 self._loop_watch.rest()
+
+    def watch_again(self) -> None:
+        """Let the watchdog do another pass, also if there is no queue then."""
+        if self._watchdog is None and not self.closed:
+            self._set_watchdog()
 
     def _watched_now(self) -> list[WatchedQueue]:
         """Return the queues for this pass of the watchdog: all, or the next `MOST_PER_WATCH`."""

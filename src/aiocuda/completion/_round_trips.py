@@ -77,22 +77,24 @@ class RoundTripWatch:
         probe = self._probe
         if probe is not None:
             probe.passes += 1
-            if (
-                probe.ended or probe.passes >= MOST_PASSES or not reactor.queues
-            ):  # without queues, this pass is the last
-                self.close(reactor)
-                if not probe.has_trips:
-                    self._pause = min(2 * self._pause, LONGEST_PAUSE)
-                probe.advise()
+            has_rested = not resolved and not reactor.queues
+            if not (probe.ended or probe.passes >= MOST_PASSES or has_rested):
+                reactor.watch_again()
+                return
+            self.close(reactor)
+            if not probe.has_trips:
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            probe.advise()
             return
         self._busy_passes = self._busy_passes + 1 if resolved >= LEAST_PER_PASS else 0
         if self._busy_passes < BUSY_PASSES:
             return
         now = reactor.device_state.driver.now()
-        if now >= self._next and reactor.queues:  # without queues, no pass would end the probe
+        if now >= self._next:
             self._next = now + self._pause
             self._probe = _Probe(reactor)
             reactor.device_state.add_listener(self._probe)
+            reactor.watch_again()  # also if every operation so far has ended: a later pass ends the probe
 
     def close(self, reactor: Reactor) -> None:
         """End a probe without its result."""
