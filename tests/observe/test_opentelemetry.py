@@ -117,6 +117,55 @@ async def test_gathered_operations_have_spans_although_they_are_done_before(
     assert len(found) == 5  # the last one fails without a call of the driver
 
 
+@pytest.mark.asyncio
+async def test_operations_that_are_awaited_later_have_spans(device: Device, stream: Stream, spans: Spans) -> None:
+    with spans.instrument(device), spans.instrument(device), spans.tracer.start_as_current_span("request") as request:
+        operations = [stream.fill(stream.empty(4, np.uint32), 1) for _ in range(4)]
+        failing = stream.submit(int, "no number")
+        skipped = stream.fill(stream.empty(4), 1)
+        with pytest.raises(aiocuda.SkippedError):
+            await skipped  # all the others have ended before it
+        with spans.tracer.start_as_current_span("elsewhere"):
+            await operations[0]
+            await operations[0]
+            await aiocuda.gather(*operations[:2])
+            with pytest.raises(ValueError, match="no number"):
+                await failing
+    found = spans.below(request)
+    ids = [span.attributes["aiocuda.operation_id"] for span in found if "aiocuda.kind" in span.attributes]
+    expected = [operations[0].id, operations[1].id, failing.id, skipped.id]
+    assert sorted(ids) == sorted(2 * expected)  # one span of each instrument
+    own = {span.attributes["aiocuda.operation_id"]: span for span in found if "aiocuda.kind" in span.attributes}
+    assert own[failing.id].events[0].attributes["exception.type"] == "ValueError"
+    assert own[failing.id].end_time <= own[skipped.id].end_time
+    assert own[operations[0].id].status.status_code.name == "UNSET"
+
+
+@pytest.mark.asyncio
+async def test_node_that_is_awaited_later_has_a_span(device: Device, spans: Spans) -> None:
+    with spans.instrument(device), spans.tracer.start_as_current_span("request") as request:
+        async with AsyncCoordinator(device) as coordinator:
+            node = coordinator.upload(np.ones(4, np.uint32))
+            await coordinator.drain()
+            await node
+    assert "upload" in [span.name for span in spans.below(request)]
+
+
+@pytest.mark.asyncio
+async def test_exporter_that_raises_in_a_later_await_is_reported(device: Device, stream: Stream) -> None:
+    def fail(operation: Any) -> None:
+        raise ZeroDivisionError
+
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    first, second = stream.fill(stream.empty(4), 1), stream.synchronize()
+    await second
+    stream_operation(first).report_when_awaited(fail)
+    stream_operation(first).report_when_awaited(errors.append)
+    assert await first is None
+    assert [type(errors[0]), errors[1]] == [ZeroDivisionError, first]
+
+
 def test_duration_is_that_of_the_operation(spans: Spans) -> None:
     kernel = Kernel("slow", source="__global__ void slow();", host=lambda: None, host_seconds=5e-3)
 

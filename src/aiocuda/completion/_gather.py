@@ -41,6 +41,16 @@ def _remove_waiter(countdown: Countdown, operations: list[StreamOperation[Any]])
             operation.remove_waiter(countdown)
 
 
+def _unfinished(operations: list[StreamOperation[Any]]) -> list[StreamOperation[Any]]:
+    """Return the unfinished operations. For listeners, the others are awaited now."""
+    waiting = [operation for operation in operations if operation.status < DONE]
+    if len(waiting) < len(operations):
+        for operation in operations:
+            if operation.status >= DONE and operation.extra is not None:
+                operation.report_await()
+    return waiting
+
+
 class Gathering(Awaitable[T]):
     """The awaitable that `gather` returns."""
 
@@ -52,7 +62,7 @@ class Gathering(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
-        waiting = [operation for operation in operations if operation.status < DONE]
+        waiting = _unfinished(operations)
         queues = {operation.queue: operation for operation in waiting}  # the last operation of each queue
         asks = True
         for queue, last in queues.items():

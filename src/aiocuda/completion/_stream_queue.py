@@ -117,16 +117,19 @@ class Extra:
         The failure that the operation takes in its turn, or has taken.
     detached : bool
         True while the operation is abandoned and the device may still use its memory.
+    on_await : tuple of callable
+        Called once with the operation, in its context, when a task awaits it after it has finished.
     on_settled : callable or None
         Called without arguments when the device has finished with the operation, whether it succeeded or not.
     """
 
-    __slots__ = ("copy_out", "detached", "failure", "on_settled")
+    __slots__ = ("copy_out", "detached", "failure", "on_await", "on_settled")
 
     def __init__(self) -> None:
         self.copy_out: CopyOut | None = None
         self.failure: Failure | None = None
         self.detached = False
+        self.on_await: tuple[Callable[[StreamOperation[Any]], object], ...] = ()
         self.on_settled: Callable[[], object] | None = None
 
 
@@ -243,6 +246,7 @@ class StreamOperation(Operation[T_co]):
         queue = self.queue
         queue.check_loop()
         if self.status >= DONE:
+            self.report_await()
             if type(self.waiters) is Waiters:
                 self.waiters.add(Callback(fn, context))  # the earlier waiters are being woken
             else:
@@ -298,6 +302,8 @@ class StreamOperation(Operation[T_co]):
                         self.remove_waiter(waiter)
             elif queue.reactor.turn.is_over():
                 yield
+        elif self.extra is not None:
+            self.report_await()
         if self.status == DONE:
             return self.value  # type: ignore[no-any-return]  # `cast` is a call
         return self.result()
@@ -349,6 +355,19 @@ class StreamOperation(Operation[T_co]):
     @on_settled.setter
     def on_settled(self, on_settled: Callable[[], object] | None) -> None:
         self._extras().on_settled = on_settled
+
+    def report_when_awaited(self, report: Callable[[StreamOperation[Any]], object]) -> None:
+        """Call a function of a listener, once, if the operation is awaited after it has finished."""
+        extra = self._extras()
+        extra.on_await = (*extra.on_await, report)
+
+    def report_await(self) -> None:
+        """Call `Extra.on_await`: the operation has finished, and a task awaits it now."""
+        extra = self.extra
+        if extra is not None and extra.on_await:
+            reports, extra.on_await = extra.on_await, ()
+            for report in reports:
+                self.queue.reactor.guard(self.context.copy().run, report, self)
 
     def _extras(self) -> Extra:
         extra = self.extra

@@ -314,6 +314,8 @@ class ScheduledNode(Node[T_co]):
                     if operation.status < OPERATION_DONE:
                         raise  # not the operation's own failure; `result` raises that one
                 scheduler.tidy_soon()
+            else:
+                operation.report_await()
         elif self.phase == SUBMITTED:
             yield from self._until_substitutes_pass()
         return self.result()

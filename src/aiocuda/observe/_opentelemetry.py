@@ -7,6 +7,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -47,8 +48,8 @@ class OpenTelemetryInstrument:
     ``aiocuda.label``, ``aiocuda.nbytes`` and ``aiocuda.device_ms``. An operation that has failed has the status
     ``ERROR`` and an event with the exception.
 
-    An operation that no task waits for when it is resolved has no span: of 500 launches whose last one is awaited, only
-    that one has a span.
+    An operation that no task awaits has no span: of 500 launches whose last one is awaited, only that one has a span. A
+    task may await an operation long after it is done; its span then ends at the end of the operation.
 
     A `aiocuda.serving.MicroBatcher` with this ``device`` computes many requests in one batch. Each sampled request gets
     a span below its own span: ``batch`` and the name of the function, from the call of ``submit`` to the end of the
@@ -124,8 +125,6 @@ class OpenTelemetryInstrument:
             return
         own = stream_operation(operation)
         began = self._copies.pop(own, None) if self._copies else None
-        if not own.is_awaited:
-            return
         now = time.time_ns()
         device_ms = None
         if began is None:
@@ -133,14 +132,25 @@ class OpenTelemetryInstrument:
             began = now
             if own.submitted_at:  # otherwise no stream has accepted it
                 began -= int((self.device.driver.now() - own.submitted_at) * 1e9)
+        if own.is_awaited:
+            self._make_span(began, now, own.nbytes, device_ms, own)
+        elif own.state != "abandoned":
+            own.report_when_awaited(partial(self._make_span, began, now, own.nbytes, device_ms))
+
+    def _make_span(
+        self, began: int, ended: int, nbytes: int, device_ms: float | None, operation: StreamOperation[Any]
+    ) -> None:
+        """Make the span of an operation, in its context. Times are in ns since 1970."""
         name = valid_text(operation.kernel or operation.kind, MOST_NAME)
-        attributes = self._attributes(own)
+        attributes = self._attributes(operation)
+        if nbytes:
+            attributes["aiocuda.nbytes"] = nbytes
         if device_ms is not None:
             attributes["aiocuda.device_ms"] = device_ms
         span = self._tracer.start_span(name, attributes=attributes, start_time=began)
-        if own.failure is not None:
-            _record(span, own.value)
-        span.end(now)
+        if operation.failure is not None:
+            _record(span, operation.value)
+        span.end(ended)
 
     def _elapsed(self, start: int, end: int) -> float | None:
         try:
@@ -159,8 +169,6 @@ class OpenTelemetryInstrument:
             attributes["aiocuda.kernel"] = valid_text(operation.kernel, MOST_NAME)
         if operation.label is not None:
             attributes["aiocuda.label"] = valid_text(operation.label, MOST_LABEL)
-        if operation.nbytes:
-            attributes["aiocuda.nbytes"] = operation.nbytes
         return attributes
 
     # -- batches -------------------------------------------------------------------------------------------------
