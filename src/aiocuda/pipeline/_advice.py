@@ -99,17 +99,7 @@ def advise(
         f"an item uses its slot for {_ms(path_seconds)} ({' → '.join(plan.names[one] for one in path)})"
         f"{f', and for {_ms(consumer)} at the consumer' if consumer > SPREAD * period else ''}: "
         f"{_slots(needed)} keep{'s' if needed == 1 else ''} {slowest} at work",
-        *(
-            f"stage {stage.name!r} takes {_ms(taken)} for one item: concurrency={many} suits it"
-            + (", one item for each processor" if needed > many else "")
-            for stage, taken, many, needed in zip(plan.stages, seconds, at_once, needed_at_once, strict=True)
-            if many > 1
-        ),
-        *(
-            f"stage {plan.names[position]!r} blocks the event loop, and more items at a time do not help: run the "
-            "function that blocks by `await device.offload(function, ...)`, then ask again"
-            for position in sorted(blocking)
-        ),
+        *_concurrency_reasons(plan, seconds, at_once, needed_at_once, blocking),
     ]
     if max(present, depth) > in_cache:
         why.append(_outside_cache(depth if depth > in_cache else present, in_cache, pinned_bytes, cache_bytes or 0))
@@ -142,6 +132,21 @@ def _concurrency(
         needed = math.ceil(taken / ((1 + SPREAD) * others)) if others else stage.concurrency
         found.append(max(needed, 1 if steady else stage.concurrency) if free else stage.concurrency)
     return found
+
+
+def _concurrency_reasons(
+    plan: Plan, seconds: Sequence[float], at_once: Sequence[int], needed: Sequence[int], blocking: Collection[int]
+) -> list[str]:
+    return [
+        f"stage {name!r} takes {_ms(taken)} for one item: concurrency={many} suits it"
+        + (", one item for each processor" if wanted > many else "")
+        for name, taken, many, wanted in zip(plan.names, seconds, at_once, needed, strict=True)
+        if many > 1
+    ] + [
+        f"stage {plan.names[position]!r} blocks the event loop, and more items at a time do not help: run the function "
+        "that blocks by `await device.offload(function, ...)`, then ask again"
+        for position in sorted(blocking)
+    ]
 
 
 def _outside_cache(depth: int, in_cache: int, pinned_bytes: int, cache_bytes: int) -> str:
