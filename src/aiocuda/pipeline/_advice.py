@@ -83,10 +83,7 @@ def advise(
     source, consumer = (total / meter.items for total in (meter.source_seconds, meter.consumer_seconds))
     steady = meter.is_steady(SPREAD)
     needed_at_once = _concurrency(plan, seconds, max(source, consumer), steady, blocking)
-    at_once = [
-        min(needed, max(stage.concurrency, processors))
-        for needed, stage in zip(needed_at_once, plan.stages, strict=True)
-    ]
+    at_once = _limited(plan, needed_at_once, processors)
     stages = [(taken / many, f"stage {name!r}") for taken, many, name in zip(seconds, at_once, plan.names, strict=True)]
     period, slowest = max([*stages, (source, "the source"), (consumer, "the consumer")])
     path_seconds, path = plan.longest_path(seconds)
@@ -105,9 +102,8 @@ def advise(
         why.append(_outside_cache(depth if depth > in_cache else present, in_cache, pinned_bytes, cache_bytes or 0))
     if not steady:
         why.append(f"one in ten times is more than {SPREAD:.0%} longer: one slot more, and not fewer than now")
-    elif shared := [group for group in groups if len(group) > 1]:
-        together = ", ".join(" and ".join(plan.names[one] for one in group) for group in shared)
-        why.append(f"{together} together take no longer than {slowest}: they can share a stream")
+    else:
+        why += _shared_streams(plan, groups, slowest)
     return PipelineAdvice(
         depth=min(depth, MAX_SLOTS),
         streams=tuple(tuple(plan.names[one] for one in group) for group in groups),
@@ -132,6 +128,17 @@ def _concurrency(
         needed = math.ceil(taken / ((1 + SPREAD) * others)) if others else stage.concurrency
         found.append(max(needed, 1 if steady else stage.concurrency) if free else stage.concurrency)
     return found
+
+
+def _limited(plan: Plan, needed: Sequence[int], processors: int) -> list[int]:
+    """Return the numbers of items at a time: at most one for each processor, unless a stage has more already."""
+    return [min(wanted, max(stage.concurrency, processors)) for wanted, stage in zip(needed, plan.stages, strict=True)]
+
+
+def _shared_streams(plan: Plan, groups: Sequence[Sequence[int]], slowest: str) -> list[str]:
+    """Return the reason for groups of several stages, if there are any."""
+    shared = [" and ".join(plan.names[one] for one in group) for group in groups if len(group) > 1]
+    return [f"{', '.join(shared)} together take no longer than {slowest}: they can share a stream"] if shared else []
 
 
 def _concurrency_reasons(
