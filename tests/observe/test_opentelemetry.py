@@ -107,6 +107,7 @@ async def test_gathered_operations_have_spans_although_they_are_done_before(
         operations = [each.fill(buffer, 1) for each, buffer in zip((stream, other), buffers, strict=True) for _ in "12"]
         for operation in operations:
             lease = stream_operation(operation).lease
+            assert lease is not None
             while not device.driver.event_query(lease.handle):  # the loop does nothing meanwhile
                 pass
         await aiocuda.gather(*operations)
