@@ -29,6 +29,7 @@ TINY: dict[str, float] = {
     "rounds": 1,
     "kernels": 3,
     "streams": 2,
+    "series": 2,
     "in_flight": 2,
     "launches": 40,
     "few": 20,

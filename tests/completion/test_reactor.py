@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
+from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Kernel, Operation, Stream
 from aiocuda._device_resources import resources_of
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
@@ -127,6 +131,122 @@ async def test_gathers_of_finished_operations_let_the_loop_run() -> None:
             await aiocuda.gather(*operations)
         iterations.stop()
         assert iterations.count - before >= 200 // 65
+
+
+Awaits: TypeAlias = Callable[[Operation[Any]], Awaitable[Any]]
+
+#: The ways to await one finished operation.
+AWAITS: dict[str, Awaits] = {
+    "operation": lambda operation: operation,
+    "wait": lambda operation: operation.wait(),
+    "gather": lambda operation: aiocuda.gather(operation, operation),
+}
+
+
+@pytest.mark.parametrize("how", AWAITS)
+async def test_awaits_of_an_operation_that_has_finished_let_the_loop_run(stream: Stream, how: str) -> None:
+    operation = stream.synchronize()
+    await operation
+    iterations = IterationCounter()
+    before = iterations.count
+    for _ in range(640):
+        await AWAITS[how](operation)
+    iterations.stop()
+    assert 640 // 65 <= iterations.count - before < 640 // 32
+
+
+async def test_awaits_of_a_finished_node_and_event_let_the_loop_run(device: Device, stream: Stream) -> None:
+    event = stream.record()
+    async with AsyncCoordinator(device) as coordinator:
+        node = coordinator.upload(np.ones(4, np.float32))
+        for thing in (event, node):
+            await thing
+            iterations = IterationCounter()
+            before = iterations.count
+            for _ in range(640):
+                await thing
+            iterations.stop()
+            assert 640 // 65 <= iterations.count - before < 640 // 32
+
+
+async def test_awaits_of_a_finished_operation_do_not_make_a_long_iteration(stream: Stream) -> None:
+    operation = stream.synchronize()
+    await operation
+    iterations = IterationCounter()
+    before = iterations.count
+    for _ in range(60):
+        work_until = time.perf_counter() + 0.001
+        while time.perf_counter() < work_until:
+            pass
+        await operation
+    iterations.stop()
+    assert iterations.count - before >= 60 // 3
+
+
+async def test_many_tasks_that_await_a_finished_operation_do_not_suspend(stream: Stream) -> None:
+    """The limit is that of one task: `asyncio.gather` makes a task for each operation."""
+    operation = stream.synchronize()
+    await operation
+    tasks = [asyncio.create_task(operation.wait()) for _ in range(500)]
+    await asyncio.sleep(0)
+    assert all(task.done() for task in tasks)
+
+
+async def test_finished_operation_is_awaited_in_another_loop(stream: Stream) -> None:
+    operation = stream.synchronize()
+    await operation
+
+    async def many() -> None:
+        for _ in range(200):
+            await operation
+
+    await asyncio.to_thread(asyncio.run, many())
+
+
+async def test_task_that_has_awaited_a_finished_operation_is_not_kept(stream: Stream) -> None:
+    operation = stream.synchronize()
+    await operation
+    task = asyncio.create_task(operation.wait())
+    await task
+    known = weakref.ref(task)
+    del task
+    await asyncio.sleep(0)
+    gc.collect()
+    assert known() is None
+
+
+async def test_tasks_of_asyncio_gather_share_queries() -> None:
+    """All operations are done when the tasks begin: the newest one of each stream is queried, and not each of them."""
+    async with open_peer() as (peer, device):
+        streams = [device.stream() for _ in range(4)]
+        buffers = [stream.empty(4) for stream in streams]
+        operations = [
+            stream.fill(buffer, 1) for stream, buffer in zip(streams, buffers, strict=True) for _ in range(16)
+        ]
+        for stream in streams:
+            block_until(functools.partial(peer.inner.stream_query, stream._queue.handle), "the fills")
+        before = device.statistics().polls
+        await asyncio.gather(*operations)
+        assert device.statistics().polls - before <= 2 * len(streams)
+
+
+async def test_newest_operation_is_rarely_queried_in_vain() -> None:
+    """Each await finds its operation done, and the newest one of the stream never is."""
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            operations = [stream.fill(buffer, 1) for _ in range(60)]
+            latch.hold(stream)
+            lease = stream_operation(operations[-1]).lease
+            assert lease is not None
+            block_until(functools.partial(peer.inner.event_query, lease.handle), "the fills")
+            await other.synchronize()
+            before = device.statistics().polls
+            for operation in operations:
+                await operation
+            assert device.statistics().polls - before <= 60 + 8
+            latch.release()
 
 
 async def test_one_iteration_resolves_a_limited_number_of_operations() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from .._checks import flag
 from ..errors import InvalidTypeError
 from ._operation import Operation
 from ._state import DONE
-from ._stream_queue import Countdown, StreamOperation
+from ._stream_queue import Countdown, StreamOperation, StreamQueue
 
 __all__ = ["Gathering", "gather"]
 
@@ -51,6 +51,13 @@ def _unfinished(operations: list[StreamOperation[Any]]) -> list[StreamOperation[
     return waiting
 
 
+def _has_to_yield(operations: Sequence[StreamOperation[Any]], queues: Mapping[StreamQueue, object]) -> bool:
+    """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished operations."""
+    if queues:
+        return next(iter(queues)).reactor.turn.is_over()
+    return bool(operations) and operations[0].queue.reactor.turn.is_over_for_task()
+
+
 class Gathering(Awaitable[T]):
     """The awaitable that `gather` returns."""
 
@@ -86,7 +93,7 @@ class Gathering(Awaitable[T]):
             finally:
                 if countdown.left:
                     _remove_waiter(countdown, waiting)
-        elif queues and next(iter(queues)).reactor.turn.is_over():
+        elif _has_to_yield(operations, queues):
             yield
         if self._return_exceptions:
             outcomes = [

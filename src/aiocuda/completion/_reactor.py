@@ -11,9 +11,10 @@ import itertools
 import math
 import time
 import weakref
+from asyncio import _get_running_loop, current_task
 from collections.abc import Callable
 from contextvars import Context
-from typing import Self
+from typing import Any, Self
 
 from .._log import log
 from .._user_code import LEAVES_LOOP
@@ -70,28 +71,50 @@ class Turn:
     Attributes
     ----------
     immediate : int
-        Awaits that have returned without suspension.
+        Awaits of unfinished operations that have returned without suspension, by all tasks.
     inlined : int
         Operations that awaits have resolved.
     """
 
-    __slots__ = ("_loop", "_now", "_since", "immediate", "inlined")
+    __slots__ = ("_awaits", "_loop", "_now", "_since", "_task", "_task_since", "immediate", "inlined")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
         self._loop = loop
         self._now = now
         self._since = 0.0
+        self._task: asyncio.Task[Any] | None = None  # that has awaited a finished operation last
+        self._task_since = 0.0
+        self._awaits = 0  # of finished operations, by that task, one after another
         self.immediate = 0
         self.inlined = 0
 
     def is_over(self) -> bool:
-        """Count an await that returns without suspension. Return whether it has to yield to the loop."""
+        """Count an await that has found its operation done. Return whether it has to yield to the loop."""
         now = self._now()
         if not self.immediate:
             self._since = now
             self._loop.call_soon(self._next)
         self.immediate += 1
         return self.immediate > MOST_IMMEDIATE or now - self._since > IMMEDIATE_SECONDS
+
+    def is_over_for_task(self) -> bool:
+        """Count an await of a finished operation. Return whether the running task has to yield to the loop.
+
+        Each task is counted by itself: `asyncio.gather` awaits each operation by a task of its own.
+        """
+        if _get_running_loop() is not self._loop:
+            return False  # a finished operation may be awaited on another loop
+        task = current_task(self._loop)
+        if task is None:
+            return False  # a coroutine that is stepped by hand
+        now = self._now()
+        if task is self._task:
+            self._awaits += 1
+            return self._awaits > MOST_IMMEDIATE or now - self._task_since > IMMEDIATE_SECONDS
+        if self._task is None:
+            self._loop.call_soon(self._forget_task)
+        self._task, self._task_since, self._awaits = task, now, 1
+        return False
 
     def has_inlined(self, resolved: int) -> None:
         """Count operations that an await has resolved."""
@@ -101,6 +124,9 @@ class Turn:
 
     def _next(self) -> None:
         self.immediate = self.inlined = 0
+
+    def _forget_task(self) -> None:
+        self._task = None
 
 
 class QueryGuard:

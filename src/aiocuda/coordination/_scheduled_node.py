@@ -307,15 +307,14 @@ class ScheduledNode(Node[T_co]):
             yield from self.until(SUBMITTED)
         operation = self.operation
         if operation is not None:
-            if operation.status < OPERATION_DONE:
-                try:
-                    yield from operation.__await__()
-                except Exception:
-                    if operation.status < OPERATION_DONE:
-                        raise  # not the operation's own failure; `result` raises that one
+            was_done = operation.status >= OPERATION_DONE
+            try:
+                yield from operation.__await__()
+            except Exception:
+                if operation.status < OPERATION_DONE:
+                    raise  # not the operation's own failure; `result` raises that one
+            if not was_done:
                 scheduler.tidy_soon()
-            else:
-                operation.report_await()
         elif self.phase == SUBMITTED:
             yield from self._until_substitutes_pass()
         return self.result()
