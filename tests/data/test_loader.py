@@ -189,7 +189,7 @@ class Sample:
 async def test_parts_of_a_sample_become_fields(device: Device, decode: Any, names: list[Any]) -> None:
     async with DataLoader(device, range(4), decode=decode, batch_size=2) as loader:
         async for batch in loader:
-            assert list(batch) == names
+            assert list(batch.keys()) == names
             for name in names:
                 host = await batch.stream.download(batch[name])
                 assert host.reshape(2, -1)[:, 0].tolist() == list(batch.indices)

@@ -68,7 +68,7 @@ async def test_batches_of_every_form_arrive(device: Device, made: Any, names: li
     async with to_device((made(number) for number in range(5)), device) as batches:
         numbers = []
         async for batch in batches:
-            assert list(batch) == names
+            assert list(batch.keys()) == names
             assert (await contents(batch))[names[0]] == images(batch.number).tolist()
             assert batch[names[0]].dtype == np.float32
             numbers.append(batch.number)

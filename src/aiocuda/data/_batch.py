@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._types import ProcessLocal
@@ -14,7 +14,7 @@ from ..stream import Stream
 if TYPE_CHECKING:
     from ..completion._stream_queue import StreamQueue
 
-__all__ = ["Batch", "BatchMemory"]
+__all__ = ["Batch", "BatchMemory", "are_positional"]
 
 
 class BatchMemory:
@@ -85,8 +85,16 @@ class BatchMemory:
                     block_of(buffer).depend(end)
 
 
+def are_positional(fields: Iterable[Any]) -> bool:
+    """True if the fields are 0, 1, and so on: the parts of a tuple, or a single array."""
+    return all(type(field) is int and field == place for place, field in enumerate(fields))
+
+
 class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
     """The arrays of some samples on a device: a mapping from field to `DeviceBuffer`.
+
+    If the fields are 0, 1, …, iteration yields the values, as that of a tuple: ``async for image, label in loader``.
+    All else, such as ``keys()``, ``in`` and ``dict(batch)``, is that of a mapping.
 
     Any stream may use them without a wait, since their uploads are complete. They are valid until the next batch of the
     loader is requested, or the loader is closed. The memory is used again, in the order of the device, after the work
@@ -126,13 +134,29 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
             raise KeyError(f"the batch has no field {field!r}, only {list(self._memory.buffers)}") from None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._memory.buffers)
+        """Yield the names of the fields; the buffers, if the fields are 0, 1, …."""
+        buffers = self._memory.buffers
+        return iter(buffers.values() if are_positional(buffers) else buffers)
 
     def __len__(self) -> int:
         return len(self._memory.buffers)
 
     def __contains__(self, field: object) -> bool:
         return field in self._memory.buffers
+
+    # Those of `Mapping` would call `__iter__`.
+
+    def keys(self) -> KeysView[Any]:
+        """Return the fields."""
+        return self._memory.buffers.keys()
+
+    def values(self) -> ValuesView[DeviceBuffer]:
+        """Return the buffers."""
+        return self._memory.buffers.values()
+
+    def items(self) -> ItemsView[Any, DeviceBuffer]:
+        """Return the fields with their buffers."""
+        return self._memory.buffers.items()
 
     def keep(self) -> Self:
         """Return the batch, which is valid from now on until `free`, or until nothing refers to its buffers.
@@ -183,4 +207,4 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
 
     def __repr__(self) -> str:
         state = " freed" if self._memory.released else " kept" if self._memory.kept else ""
-        return f"<Batch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self))}{state}>"
+        return f"<Batch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self.keys()))}{state}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..driver.protocol import Driver
 from ..errors import BusyError, InvalidTypeError, StaleHandleError
 from ..interchange._streams import handle_of
 from ..memory._buffer import BufferExports, DeviceBuffer
-from ._batch import Batch
+from ._batch import Batch, are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
 
@@ -173,6 +173,8 @@ class SyncArray:
 class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
     """A batch on a device for a thread without an event loop: a mapping from field to `SyncArray`.
 
+    Iteration, also by ``for image, label in batches``, is that of a `Batch`.
+
     It is valid until the next batch is requested. If another library still holds one of its arrays then, the memory is
     not freed before that library has released it.
 
@@ -194,10 +196,32 @@ class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
         return SyncArray(self, self._held, self._held.batch[field])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._held.batch)
+        """Yield the names of the fields; the arrays, if the fields are 0, 1, …."""
+        fields = self.keys()
+        return iter(self.values() if are_positional(fields) else fields)
 
     def __len__(self) -> int:
         return len(self._held.batch)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._held.batch
+
+    # Those of `Mapping` would call `__iter__`.
+
+    def keys(self) -> KeysView[Any]:
+        """Return the fields."""
+        return self._held.batch.keys()
+
+    def values(self) -> ValuesView[SyncArray]:
+        """Return the arrays."""
+        return self._arrays().values()
+
+    def items(self) -> ItemsView[Any, SyncArray]:
+        """Return the fields with their arrays."""
+        return self._arrays().items()
+
+    def _arrays(self) -> dict[Any, SyncArray]:
+        return {field: self[field] for field in self.keys()}
 
     def keep(self) -> Self:
         """Return the batch, which is valid from now on until `free`, or until nothing refers to it."""
@@ -241,4 +265,4 @@ class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
 
     def __repr__(self) -> str:
         state = " freed" if self._held.ended or self._held.freed else " kept" if self._held.kept else ""
-        return f"<SyncBatch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self))}{state}>"
+        return f"<SyncBatch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self.keys()))}{state}>"
