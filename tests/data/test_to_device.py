@@ -17,7 +17,7 @@ from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, Invali
 from aiocuda.data import Batch, DeviceBatches, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_without_copies import NotesUploads
-from tests.helpers import PATIENCE, quickly
+from tests.helpers import PATIENCE, quickly, until
 
 Pair = collections.namedtuple("Pair", "image label")  # noqa: PYI024 - the form without types
 
@@ -241,6 +241,280 @@ async def test_closing_ends_the_wait_for_a_batch(device: Device) -> None:
         await quickly(request)
     gate.set()
     await closing
+
+
+# -- iterated again --------------------------------------------------------------------------------------------------
+
+
+class Again:
+    """Six batches for each iteration."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        try:
+            for number in range(6):
+                yield images(number)
+        finally:
+            self.closed += 1
+
+
+class AgainAsynchronously(Again):
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in Again.__iter__(self):
+            await asyncio.sleep(0)
+            yield each
+
+
+class Resets:
+    """An iterator that begins again after its end, as those of DALI do."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __iter__(self) -> Resets:
+        return self
+
+    def __next__(self) -> Any:
+        if self._next == 6:
+            self._next = 0
+            raise StopIteration
+        self._next += 1
+        return images(self._next - 1)
+
+
+def generated() -> Iterator[Any]:
+    yield from Again()
+
+
+async def generated_asynchronously() -> AsyncIterator[Any]:
+    for each in Again():
+        yield each
+
+
+SOURCES: dict[str, Any] = {
+    "list": lambda: list(Again()),
+    "iterable": Again,
+    "asynchronous": AgainAsynchronously,
+}
+ITERATORS: dict[str, Any] = {
+    "generator": generated,
+    "asynchronous generator": generated_asynchronously,
+    "list_iterator": lambda: iter(list(Again())),
+}
+
+
+async def first_items(batches: Any, most: int = 99) -> list[int]:
+    """The numbers in the images of the next batches."""
+    found: list[int] = []
+    async for batch in batches:
+        found.append(int((await contents(batch))[0][0][0]))
+        if len(found) == most:
+            break
+    return found
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", [*SOURCES.values(), Resets], ids=[*SOURCES, "resets"])
+async def test_each_async_for_iterates_the_source(device: Device, source: Any) -> None:
+    streams = device.statistics().streams
+    batches = to_device(source(), device)
+    for _ in range(3):
+        assert await first_items(batches) == [0, 1, 2, 3, 4, 5]
+        assert device.statistics().streams == streams
+        assert device.memory.statistics().live_bytes == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+async def test_after_break_a_source_is_iterated_from_its_start(device: Device, source: Any) -> None:
+    read = source()
+    async with to_device(read, device) as batches:
+        left = aiter(batches)
+        assert await first_items(left, 3) == [0, 1, 2]
+        assert [batch.number async for batch in batches] == list(range(6))
+        assert await first_items(batches, 2) == [0, 1]
+        assert await first_items(batches, 2) == [0, 1]
+        with pytest.raises(ClosedError, match="another `async for` over the same batches was begun"):
+            await anext(left)
+    assert device.memory.statistics().live_bytes == 0
+    if source is Again:
+        while read.closed < 4:
+            await asyncio.sleep(0.001)
+        assert read.begun == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", ITERATORS.values(), ids=ITERATORS)
+async def test_after_break_an_iterator_goes_on_with_the_batches_read_ahead(device: Device, source: Any) -> None:
+    async with to_device(source(), device) as batches:
+        assert await first_items(batches, 3) == [0, 1, 2]
+        assert await first_items(batches, 1) == [3]
+        assert await first_items(batches) == [4, 5]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_iteration_loses_no_batch_of_an_iterator(device: Device) -> None:
+    gate, reading = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Any]:
+        reading.set()
+        gate.wait(PATIENCE)
+        yield from Again()
+
+    async with to_device(source(), device) as batches:
+        request = asyncio.ensure_future(first_items(batches))
+        await until(reading.is_set)
+        request.cancel()
+        await asyncio.wait({request})
+        gate.set()
+        assert await first_items(batches) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", ITERATORS.values(), ids=ITERATORS)
+async def test_an_iterator_that_has_ended_is_refused(device: Device, source: Any) -> None:
+    batches = to_device(source(), device)
+    assert await first_items(batches) == [0, 1, 2, 3, 4, 5]
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match=r"is an iterator that has ended: pass an object that can be"):
+            await first_items(batches)
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", [generated, generated_asynchronously])
+async def test_a_generator_that_ended_before_is_refused(device: Device, source: Any) -> None:
+    read = source()
+    assert len(await first_items(to_device(read, device))) == 6
+    with pytest.raises(InvalidArgumentError, match="generator, is an iterator that has ended"):
+        await first_items(to_device(read, device))
+
+
+@pytest.mark.asyncio
+async def test_a_generator_that_has_failed_has_ended(device: Device) -> None:
+    def source() -> Iterator[Any]:
+        yield images(0)
+        raise OSError("the disk is gone")
+
+    batches = to_device(source(), device)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await first_items(batches)
+    with pytest.raises(InvalidArgumentError, match="of type generator, is an iterator that has ended"):
+        await first_items(batches)
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_has_failed_is_iterated_again(device: Device) -> None:
+    failures = [OSError("the disk was busy")]
+
+    class Fails:
+        def __iter__(self) -> Iterator[Any]:
+            yield images(0)
+            if failures:
+                raise failures.pop()
+            yield images(1)
+
+    batches = to_device(Fails(), device)
+    with pytest.raises(OSError, match="the disk was busy"):
+        await first_items(batches)
+    assert await first_items(batches) == [0, 1]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", [[], (), iter([])])
+async def test_a_source_without_batches(device: Device, source: Any) -> None:
+    batches = to_device(source, device)
+    assert await first_items(batches) == []
+    if isinstance(source, Iterator):
+        with pytest.raises(InvalidArgumentError, match="has ended"):
+            await first_items(batches)
+    else:
+        assert await first_items(batches) == []
+
+
+@pytest.mark.asyncio
+async def test_an_async_for_goes_on_behind_anext(device: Device) -> None:
+    """The first batch is taken to learn its shape."""
+    async with to_device(Again(), device) as batches:
+        assert (await anext(batches)).number == 0
+        assert await first_items(batches, 2) == [1, 2]
+        assert (await anext(batches)).number == 3
+        iteration = aiter(batches)
+        assert (await anext(iteration)).number == 0
+        assert await first_items(iteration) == [1, 2, 3, 4, 5]
+        for ended in (iteration, batches):
+            with pytest.raises(StopAsyncIteration):
+                await anext(ended)
+
+
+@pytest.mark.asyncio
+async def test_an_iteration_that_has_ended_stays_ended(device: Device) -> None:
+    batches = to_device(Again(), device)
+    ended, other = aiter(batches), aiter(batches)
+    assert await first_items(ended) == [0, 1, 2, 3, 4, 5]
+    assert await first_items(other, 1) == [0]
+    assert await first_items(ended) == []
+    await batches.aclose()
+
+
+@pytest.mark.asyncio
+async def test_two_iterations_at_a_time(device: Device) -> None:
+    gate = threading.Event()
+
+    class Waits:
+        def __iter__(self) -> Iterator[Any]:
+            gate.wait(PATIENCE)
+            yield from Again()
+
+    async with to_device(Waits(), device) as batches:
+        left, right = aiter(batches), aiter(batches)
+        request = asyncio.ensure_future(anext(left))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="each batch goes to one task"):
+            await anext(right)
+        gate.set()
+        assert (await request).number == 0
+        assert (await anext(right)).number == 0
+        with pytest.raises(ClosedError, match="another `async for`"):
+            await anext(left)
+        assert await first_items(right) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.asyncio
+async def test_an_iteration_whose_beginning_is_cancelled(device: Device) -> None:
+    """It waits for the end of the one before, which takes its time."""
+    gate, reading = threading.Event(), threading.Event()
+
+    class Waits:
+        def __iter__(self) -> Iterator[Any]:
+            yield images(0)
+            reading.set()
+            gate.wait(PATIENCE)
+            yield images(1)
+
+    async with to_device(Waits(), device) as batches:
+        left = aiter(batches)
+        assert await first_items(left, 1) == [0]
+        await until(reading.is_set)
+        request = asyncio.ensure_future(first_items(batches))
+        await asyncio.sleep(0)
+        request.cancel()
+        gate.set()
+        await asyncio.wait({request})
+        assert request.cancelled()
+        with pytest.raises(ClosedError):
+            await anext(left)
+        assert await first_items(batches) == [0, 1]
+
+
+# -- arrays, arguments, the device -----------------------------------------------------------------------------------
 
 
 @pytest.mark.asyncio

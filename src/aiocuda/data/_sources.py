@@ -180,6 +180,11 @@ class StreamReader:
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
 
+    @property
+    def has_own_iterator(self) -> bool:
+        """True if the source has returned an iterator other than itself: another reader begins at its start."""
+        return self._iterator is not None and self._iterator is not self._source
+
     def read(self) -> BatchPlan | None:
         """Return the next batch; None after the last one. **May block.**"""
         try:
@@ -222,6 +227,11 @@ class AsyncReader:
         self._index = 0
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
+
+    @property
+    def has_own_iterator(self) -> bool:
+        """True if the source has returned an iterator other than itself: another reader begins at its start."""
+        return self._iterator is not None and self._iterator is not self._source
 
     async def read(self) -> BatchPlan | None:
         """Return the next batch; None after the last one."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from .._checks import check_integer
 from .._device import Device
 from .._device_resources import resources_of
-from .._shutdown import end_tasks, finish_shielded
+from .._shutdown import end_tasks
 from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP
 from ..errors import (
@@ -32,8 +33,9 @@ from ..stream._stream import owned
 from ._batch import Batch
 from ._collate import parts_of
 from ._delivery import Delivery
+from ._ending import Ending, check_loop
 from ._order import Order
-from ._sources import AsyncReader, BatchPlan, StreamReader, kind_of
+from ._sources import AsyncReader, BatchPlan, SourceKind, StreamReader, kind_of
 from ._threads import LoaderThreads
 from ._upload import BatchUpload
 
@@ -60,7 +62,9 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
     Parameters
     ----------
     source
-        Any iterable, which a thread reads, or an asynchronous iterable, which the loop reads. It is read once.
+        Any iterable, which a thread reads, or an asynchronous iterable, which the loop reads. Each ``async for``
+        iterates it anew; see `DeviceBatches` for a source that is an iterator. It is read ``depth`` batches ahead: if
+        it has a state, this state is ahead of the batches that were delivered.
     device
     depth
         The number of batches that are read, uploaded or ready while the consumer has one.
@@ -75,9 +79,7 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
     check_integer(depth, "depth")
     if depth < 1:
         raise InvalidArgumentError(f"depth is at least 1, not {depth}", depth=depth)
-    if kind == "async":
-        return DeviceBatches(source, AsyncReader(source, _ONE_BY_ONE), device, depth)  # type: ignore[arg-type]
-    return DeviceBatches(source, StreamReader(source, _ONE_BY_ONE), device, depth)  # type: ignore[arg-type]
+    return DeviceBatches(source, kind, device, depth)
 
 
 class _Loading:
@@ -92,25 +94,25 @@ class _Loading:
         self.is_watched = False
 
 
-class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
-    """The batches of another loader on a device, as an asynchronous iterator. Made by `to_device`.
+class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
+    """The batches of another loader on a device. Made by `to_device`.
+
+    Each ``async for`` iterates the source from its start, and ends the one that is still running. A source that is an
+    iterator has one start only: after ``break``, the next ``async for`` goes on behind the last delivered batch, and
+    after its end the next one raises `InvalidArgumentError`. ``anext(batches)`` is the next batch of the iteration that
+    is running; if there is none, it begins one, and the next ``async for`` goes on with it.
 
     ``async with`` ends the thread that reads the source and closes the streams; the end of the source does so, too.
     """
 
-    def __init__(self, source: Any, reader: StreamReader | AsyncReader, device: Device, depth: int) -> None:
+    def __init__(self, source: Any, kind: SourceKind, device: Device, depth: int) -> None:
         self.device = device
         self._source = source
-        self._reader = reader
+        self._kind = kind
         self._depth = depth
         self._delivery = Delivery(device)
-        self._threads: LoaderThreads | None = None
-        self._streams: list[Stream] = []
-        self._loading: deque[_Loading] = deque()
-        self._is_reading = False
-        self._read_task: asyncio.Task[None] | None = None
-        self._exhausted = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pass: SourcePass | None = None  # the newest one
         self._requesting = False
         self._made_at = SourceLine.of_caller()
         self._closed = False
@@ -127,44 +129,201 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
     def __bool__(self) -> bool:
         return True  # also without batches
 
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        self._check_open()
+        return _Iteration(self)
+
     async def __anext__(self) -> Batch:
+        return await self.next_batch(None)
+
+    async def next_batch(self, iteration: _Iteration | None) -> Batch:
+        """Return the next batch of an iteration; None is the one that is running, or a new one."""
         if self._requesting:
             raise BusyError("another task waits for the next of these batches: each batch goes to one task")
         self._requesting = True
         try:
-            return await self._next()
+            self._loop = check_loop(self, self._loop, self.device)
+            if self._closed:
+                raise StopAsyncIteration
+            self._delivery.release()
+            return await self._next(self._running() if iteration is None else await iteration.source_pass())
         finally:
             self._requesting = False
 
-    async def _next(self) -> Batch:
-        if self._closed:
-            raise StopAsyncIteration
-        self._delivery.release()
+    async def _next(self, source_pass: SourcePass) -> Batch:
         try:
-            while True:
+            loading = await source_pass.next()
+            if loading is not None:
+                assert loading.upload is not None
+                stream = source_pass.stream(loading.number)
+                return self._delivery.deliver(loading.number, (), stream, loading.upload.memory)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            if not self._closed:  # otherwise `aclose` ends the pass, and this task does not wait for it
+                await source_pass.aclose()
+            raise
+        await source_pass.aclose()
+        raise StopAsyncIteration
+
+    # -- passes over the source ----------------------------------------------------------------------------------
+
+    def _running(self) -> SourcePass:
+        """Return the newest pass, also if it has ended; the first one if there is none."""
+        if self._pass is None:
+            self._pass = self._begin(is_first=True)
+        return self._pass
+
+    def _begin(self, *, is_first: bool) -> SourcePass:
+        return SourcePass(self._source, self._kind, self.device, self._depth, self._made_at, is_first=is_first)
+
+    async def pass_for_new_iteration(self) -> SourcePass:
+        """Return the newest pass if an ``async for`` that begins goes on with it; else end it, and return a new one."""
+        newest = self._running()
+        if not newest.goes_on:
+            await newest.aclose()
+            self._check_open()
+            newest = self._pass = self._begin(is_first=False)
+        newest.join()
+        return newest
+
+    def check_newest(self, source_pass: SourcePass) -> None:
+        """Raise if another pass was begun: `StopAsyncIteration` if this one had ended before."""
+        if source_pass is self._pass:
+            return
+        if source_pass.ended:
+            raise StopAsyncIteration
+        raise ClosedError(
+            "this iteration has ended, since another `async for` over the same batches was begun: call to_device(…) "
+            "twice for two at a time"
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("these batches have been closed: make others by to_device(source, device)")
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        self._loop = check_loop(self, self._loop, self.device)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the thread and the uploads, and close the streams. The batch in hand is freed. Idempotent.
+
+        A second call waits until the first one has ended.
+        """
+        self._loop = check_loop(self, self._loop, self.device)
+        self._closed = True
+        try:
+            self._delivery.release()
+        finally:
+            if self._pass is not None:
+                await self._pass.aclose()
+
+    def __repr__(self) -> str:
+        return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
+
+
+class _Iteration(AsyncIterator[Batch]):
+    """One ``async for`` over `DeviceBatches`."""
+
+    __slots__ = ("_batches", "_pass")
+
+    def __init__(self, batches: DeviceBatches) -> None:
+        self._batches = batches
+        self._pass: SourcePass | None = None  # where its batches come from
+
+    def __anext__(self) -> Coroutine[Any, Any, Batch]:
+        return self._batches.next_batch(self)
+
+    async def source_pass(self) -> SourcePass:
+        """Return the pass that the next batch comes from."""
+        if self._pass is None:
+            self._pass = await self._batches.pass_for_new_iteration()
+        self._batches.check_newest(self._pass)
+        return self._pass
+
+
+class SourcePass:
+    """One pass over the source: its batches on their way, with the thread or the task, and the streams, for them.
+
+    Attributes
+    ----------
+    ended : bool
+        True after the last batch, or after a failure.
+    """
+
+    def __init__(
+        self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, *, is_first: bool
+    ) -> None:
+        self.ended = False
+        self._is_iterated = False
+        self._source = source
+        self._reader = AsyncReader(source, _ONE_BY_ONE) if kind == "async" else StreamReader(source, _ONE_BY_ONE)
+        self._device = device
+        self._depth = depth
+        self._made_at = made_at
+        self._may_be_empty = is_first and not _is_finished(source)
+        self._threads: LoaderThreads | None = None
+        self._streams: list[Stream] = []
+        self._loading: deque[_Loading] = deque()
+        self._is_reading = False
+        self._read_task: asyncio.Task[None] | None = None
+        self._exhausted = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._ending = Ending()
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the next ``async for`` goes on with this pass: the source has no other start, or none has begun."""
+        is_open = not (self.ended or self._ending.has_begun)
+        return is_open and not (self._is_iterated and self._reader.has_own_iterator)
+
+    def join(self) -> None:
+        """An ``async for`` gets the batches."""
+        self._is_iterated = True
+
+    async def next(self) -> _Loading | None:
+        """Wait for the next batch; None after the last one."""
+        try:
+            while not self.ended:
+                if self._ending.has_begun:
+                    raise ClosedError("these batches were closed while a task waited for the next one: request no more")
                 self._fill()
                 loading = self._loaded()
                 if loading is not None:
+                    self._may_be_empty = True
                     self._fill()
-                    assert loading.upload is not None
-                    stream = self._stream(loading.number)
-                    return self._delivery.deliver(loading.number, (), stream, loading.upload.memory)
+                    return loading
                 if self._exhausted and not self._loading:
+                    self._check_empty()
                     break
                 self._waiter = asyncio.get_running_loop().create_future()
                 try:
                     await self._waiter
                 finally:
                     self._waiter = None
-                if self._closed:
-                    raise ClosedError("these batches were closed while a task waited for the next one: request no more")
         except asyncio.CancelledError:
             raise
         except BaseException:
-            await finish_shielded(self._close())
+            self.ended = True
             raise
-        await self.aclose()
-        raise StopAsyncIteration
+        self.ended = True
+        return None
+
+    def _check_empty(self) -> None:
+        """Raise if the source gave no batch because it is an iterator that had ended before."""
+        if not (self._may_be_empty or self._reader.has_own_iterator):
+            raise InvalidArgumentError(
+                f"the source of these batches, of type {type(self._source).__name__}, is an iterator that has ended: "
+                "pass an object that can be iterated again, such as a list, a loader, or one whose __iter__ is the "
+                "generator function; or make an iterator and to_device(…) for each epoch"
+            )
 
     def _loaded(self) -> _Loading | None:
         """Return the next batch if its upload has ended; else have the consumer woken then."""
@@ -199,7 +358,7 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
             self._read_task = asyncio.get_running_loop().create_task(self._await_source(self._reader))
             return
         if self._threads is None:
-            jobs = resources_of(self.device).open_reactor().jobs
+            jobs = resources_of(self._device).open_reactor().jobs
             self._threads = LoaderThreads(jobs, "aiocuda-to-device", 1)
         self._threads.start(partial(_read, self._reader), self._read)
 
@@ -207,7 +366,7 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
         try:
             self._read(_parts(await reader.read()), None)
         except asyncio.CancelledError as caught:
-            if self._closed:
+            if self._ending.has_begun:
                 raise
             error = ClosedError("the source of these batches was cancelled")
             error.__cause__ = caught
@@ -220,7 +379,7 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
     def _read(self, result: tuple[int, dict[Any, Any]] | None, error: BaseException | None) -> None:
         """The next batch has been read."""
         self._is_reading = False
-        if self._closed:
+        if self._ending.has_begun:
             return
         if result is None:
             self._exhausted = True
@@ -232,10 +391,10 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
         self._wake()
 
     def _upload(self, number: int, parts: dict[Any, Any]) -> None:
-        upload: BatchUpload | None = BatchUpload(self._stream(number))
+        upload: BatchUpload | None = BatchUpload(self.stream(number))
         error: BaseException | None = None
         try:
-            pool = resources_of(self.device).pinned_pool
+            pool = resources_of(self._device).pinned_pool
             upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})  # type: ignore[union-attr]
         except BaseException as caught:
             if isinstance(caught, LEAVES_LOOP):
@@ -244,56 +403,53 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
             upload, error, self._exhausted = None, caught, True
         self._loading.append(_Loading(number, upload, error))
 
-    def _stream(self, number: int) -> Stream:
+    def stream(self, number: int) -> Stream:
+        """Return the stream of a batch."""
         # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
         while len(self._streams) <= self._depth:
-            stream = self.device.stream(name=f"to_device {len(self._streams)}")
+            stream = self._device.stream(name=f"to_device {len(self._streams)}")
             self._streams.append(owned(stream, "to_device(source, device) as batches", self._made_at))
         return self._streams[number % len(self._streams)]
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
     async def aclose(self) -> None:
-        """End the thread and the uploads, and close the streams. The batch in hand is freed. Idempotent."""
-        await finish_shielded(self._close())
+        """End the reading and the uploads, and close the streams. A task that waits for a batch gets an error."""
+        await self._ending.run(self._close)
 
     async def _close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         self._wake()
-        self._delivery.release()
-        deadline = resources_of(self.device).deadline
+        deadline = resources_of(self._device).deadline
+        try:
+            await self._close_source(deadline.left())
+        finally:
+            uploads = [each.upload for each in self._loading if each.upload is not None]
+            self._loading.clear()
+            loop = asyncio.get_running_loop()
+            await end_tasks([loop.create_task(upload.settle()) for upload in uploads], deadline.left())
+            for upload in uploads:
+                upload.memory.free()
+            streams, self._streams = self._streams, []
+            await end_tasks([loop.create_task(_close(stream)) for stream in streams], deadline.left())
+
+    async def _close_source(self, seconds: float) -> None:
         if self._read_task is not None:
             self._read_task.cancel()
             await asyncio.wait({self._read_task})
         if isinstance(self._reader, AsyncReader):
             await self._reader.aclose()
         elif self._threads is not None:
-            if await self._threads.settle(deadline.left()):
-                self._threads.start(self._reader.close, _ignore)
-            else:
-                SourceLine.of_caller().warn(
-                    "the source of to_device() did not return in time: its thread is set aside", DrainTimeoutWarning
-                )
-            self._threads.close()
-        uploads = [each.upload for each in self._loading if each.upload is not None]
-        self._loading.clear()
-        loop = asyncio.get_running_loop()
-        await end_tasks([loop.create_task(upload.settle()) for upload in uploads], deadline.left())
-        for upload in uploads:
-            upload.memory.free()
-        streams, self._streams = self._streams, []
-        await end_tasks([loop.create_task(_close(stream)) for stream in streams], deadline.left())
-
-    def __repr__(self) -> str:
-        return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
+            try:
+                if await self._threads.settle(seconds):
+                    self._threads.start(self._reader.close, _ignore)
+                else:
+                    self._made_at.warn(
+                        "the source of to_device() did not return in time: its thread is set aside", DrainTimeoutWarning
+                    )
+            except ClosedError:
+                pass  # the device was closed before, and the thread ends with it
+            finally:
+                self._threads.close()
 
 
 async def _close(stream: Stream) -> None:
@@ -339,6 +495,13 @@ def _host_array(name: Any, value: Any, pool: Any) -> npt.NDArray[Any]:
             f"field {name!r} of a batch is no array of numbers but {type(value).__name__} ({error}): leave it out of "
             "the batches, for example by a generator around the source"
         ) from error
+
+
+def _is_finished(source: Any) -> bool:
+    """True for a generator that has ended."""
+    if inspect.isgenerator(source):
+        return source.gi_frame is None
+    return inspect.isasyncgen(source) and source.ag_frame is None
 
 
 def _ignore(result: object, error: BaseException | None) -> None:
