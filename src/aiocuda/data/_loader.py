@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Self
 
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from ..pipeline._stage import OnError
 from ._batch import Batch
 from ._decoding import SampleDecoder
 from ._delivery import Delivery
+from ._ending import Ending, check_loop
 from ._epoch import EpochRun, LoadingBatch
 from ._options import Executor, LoaderOptions
 from ._order import Positions, Shuffle
@@ -138,7 +140,11 @@ class DataLoader(ProcessLocal):
         self._progress = Progress(options)
         self._resources: LoaderResources | None = None
         self._restarts = 0  # of closed resources
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_opening = False
+        self._ending = Ending()
         self._run: EpochRun | None = None
+        self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
         self._batches: EpochBatches | None = None  # the iterator of the run
         self._delivery = Delivery(device)
         self._requesting = False
@@ -194,7 +200,7 @@ class DataLoader(ProcessLocal):
         if self._batches is not batches:
             batches.check_new()
             await self._end_run(resources)
-            self._begin(batches, resources)
+            self._begin(batches, self._check_open())
         run = self._run
         assert run is not None
         try:
@@ -208,7 +214,8 @@ class DataLoader(ProcessLocal):
             raise
         except BaseException:
             batches.ended = True
-            await self._end_run(resources)
+            if not self._closed:  # otherwise `aclose` ends the run, and this task does not wait for it
+                await self._end_run(resources)
             raise
         batches.ended = True
         self._progress.end_epoch()
@@ -233,8 +240,12 @@ class DataLoader(ProcessLocal):
         run, self._run, self._batches = self._run, None, None
         self._meter.end()
         if run is None:
+            if self._run_end is not None and not self._run_end.done():
+                await asyncio.wait({self._run_end})  # another task has begun it
             return
-        if not await finish_shielded(run.close(resources.drain_seconds if seconds is None else seconds)):
+        work = run.close(resources.drain_seconds if seconds is None else seconds)
+        self._run_end = asyncio.get_running_loop().create_task(work)
+        if not await finish_shielded(self._run_end):
             SourceLine.of_caller().warn(
                 "a function of a data loader did not return in time: its thread and its memory are set aside",
                 DrainTimeoutWarning,
@@ -307,31 +318,44 @@ class DataLoader(ProcessLocal):
             raise ClosedError("this loader has been closed: make another one")
         if self._resources is None:
             raise BusyError("a loader has threads and memory to release: use `async with DataLoader(…) as loader`")
+        check_loop(self, self._loop, self.device)
         return self._resources
 
     async def __aenter__(self) -> Self:
-        if self._closed or self._resources is not None:
+        if self._closed or self._is_opening or self._resources is not None:
             raise BusyError("a loader is entered once: make another one")
+        self._loop = check_loop(self, self._loop, self.device)
         resources = LoaderResources(self.device, self._options, self._meter, self._payload)
-        await resources.open()
+        self._is_opening = True
+        try:
+            await resources.open()
+        finally:
+            self._is_opening = False
         self._resources = resources
+        if self._closed:
+            await self.aclose()
+            raise ClosedError("this loader was closed while it was being opened: make another one")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         await self._close(at_once=kind is not None)
 
     async def aclose(self) -> None:
-        """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent."""
+        """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent.
+
+        A second call waits until the first one has ended.
+        """
         await self._close(at_once=False)
 
     async def _close(self, *, at_once: bool) -> None:
+        self._loop = check_loop(self, self._loop, self.device)
         self._closed = True
-        resources, self._resources = self._resources, None
-        if resources is None:
+        resources = self._resources
+        if resources is None:  # it was never opened, or its end is over
             return
         if at_once:
             resources.kill()
-        await finish_shielded(self._release(resources))
+        await self._ending.run(partial(self._release, resources))
 
     async def _release(self, resources: LoaderResources) -> None:
         try:
@@ -339,8 +363,11 @@ class DataLoader(ProcessLocal):
             resources.begin_close()
             await self._end_run(resources)
         finally:
-            self._restarts += resources.restarts
-            await resources.close()
+            try:
+                await resources.close()
+            finally:
+                self._restarts += resources.restarts
+                self._resources = None
 
     def __iter__(self) -> NoReturn:
         raise InvalidTypeError(

@@ -1,0 +1,229 @@
+"""The end of `DataLoader` and of `to_device`: it runs once, every caller waits for it, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from aiocuda import ClosedError, Device, WrongLoopError
+from aiocuda.data import DataLoader, to_device
+from tests.helpers import PATIENCE, in_thread, quickly, turns, until
+
+pytestmark = pytest.mark.asyncio
+
+
+class Opened:
+    """A loader of nine batches, whose source waits at batch 1 until ``gate`` is set, and its first batch."""
+
+    def __init__(self, kind: str, device: Device) -> None:
+        self.device = device
+        self.gate = threading.Event()
+        self.waits = threading.Event()  # set when the source waits
+        self.loader: Any
+        if kind == "to_device":
+            self.loader = to_device(self, device)
+        else:
+            fields = {"x": ((4,), np.float32)}
+            self.loader = DataLoader(device, range(9), fields=fields, decode=self.decode, workers=1)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.read, range(9))
+
+    def read(self, number: int) -> dict[str, Any]:
+        if number == 1:
+            self.waits.set()
+            self.gate.wait(PATIENCE)
+        return {"x": np.full(4, number, np.float32)}
+
+    def decode(self, sample: int, out: Any) -> None:
+        out["x"][...] = self.read(sample)["x"]
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """The streams and the bytes that are open."""
+        return self.device.statistics().streams, self.device.memory.statistics().live_bytes
+
+    async def begin(self) -> Any:
+        """Enter the loader, take the first batch, and wait until the source waits. Return the iterator."""
+        await self.loader.__aenter__()
+        batches = aiter(self.loader)
+        assert (await anext(batches)).number == 0
+        await until(self.waits.is_set)
+        return batches
+
+
+KINDS = ("DataLoader", "to_device")
+
+
+@pytest_asyncio.fixture(params=KINDS)
+async def opened(request: pytest.FixtureRequest, device: Device) -> AsyncIterator[Opened]:
+    opened = Opened(request.param, device)
+    yield opened
+    opened.gate.set()
+    await opened.loader.aclose()
+
+
+async def test_every_caller_waits_for_the_end(opened: Opened) -> None:
+    before = opened.left
+    await opened.begin()
+    closing = [asyncio.ensure_future(opened.loader.aclose()) for _ in range(3)]
+    await turns(50)
+    assert not any(task.done() for task in closing)
+    closing.append(asyncio.ensure_future(opened.loader.__aexit__(None, None, None)))
+    await turns(50)
+    assert not any(task.done() for task in closing)
+    opened.gate.set()
+    await quickly(asyncio.gather(*closing))
+    assert opened.left == before
+    await opened.loader.aclose()
+
+
+async def test_an_end_under_a_timeout_is_completed(opened: Opened) -> None:
+    before = opened.left
+    await opened.begin()
+    first = asyncio.ensure_future(opened.loader.aclose())
+    await turns(5)
+    asyncio.get_running_loop().call_later(0.03, opened.gate.set)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await opened.loader.aclose()
+    assert first.done()
+    assert opened.left == before
+
+
+async def test_the_first_end_under_a_timeout_is_completed(opened: Opened) -> None:
+    before = opened.left
+    await opened.begin()
+    asyncio.get_running_loop().call_later(0.03, opened.gate.set)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await opened.loader.aclose()
+    assert opened.left == before
+
+
+async def test_another_loop_changes_nothing(opened: Opened) -> None:
+    before = opened.left
+    batches = await opened.begin()
+    opened.gate.set()
+    for call in (opened.loader.aclose, lambda: anext(batches)):
+        with pytest.raises(WrongLoopError, match=r"<(DataLoader|DeviceBatches) .* belongs to another event loop"):
+            await asyncio.to_thread(in_thread, call)
+    assert (await quickly(anext(batches))).number == 1
+    await quickly(opened.loader.aclose())
+    assert opened.left == before
+
+
+async def test_a_task_that_waits_gets_its_error_before_the_end(opened: Opened) -> None:
+    batches = await opened.begin()
+    request = asyncio.ensure_future(anext(batches))
+    await turns(5)
+    closing = asyncio.ensure_future(opened.loader.aclose())
+    with pytest.raises(ClosedError, match="closed while a task waited"):
+        await quickly(request)
+    assert not closing.done()
+    opened.gate.set()
+    await quickly(closing)
+
+
+async def test_an_exception_in_the_block_leaves_nothing(opened: Opened) -> None:
+    before = opened.left
+    opened.gate.set()
+    with pytest.raises(ZeroDivisionError):
+        async with opened.loader as batches:
+            async for _ in batches:
+                _ = 1 / 0
+    assert opened.left == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_handlers_that_time_out_leave_nothing(device: Device, kind: str) -> None:
+    before = Opened(kind, device).left
+
+    async def handle() -> None:
+        each = Opened(kind, device)
+        each.gate.set()
+        async with asyncio.timeout(0.01), each.loader as batches:
+            async for _ in batches:
+                await asyncio.get_running_loop().create_future()
+
+    for outcome in await quickly(asyncio.gather(*(handle() for _ in range(20)), return_exceptions=True)):
+        assert isinstance(outcome, TimeoutError)
+    assert Opened(kind, device).left == before
+
+
+async def test_an_end_waits_for_the_end_of_an_iteration(opened: Opened) -> None:
+    """The next iteration ends the one that was left by ``break``, and `aclose` comes meanwhile."""
+    before = opened.left
+    await opened.begin()
+    request = asyncio.ensure_future(anext(aiter(opened.loader)))
+    await turns(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        closing = asyncio.ensure_future(opened.loader.aclose())
+        await turns(50)
+        assert not closing.done()
+        opened.gate.set()
+        await quickly(closing)
+        with pytest.raises(ClosedError):
+            await quickly(request)
+    assert opened.left == before
+
+
+@pytest.mark.slow
+async def test_a_loader_that_is_closed_while_it_opens_stays_closed(device: Device) -> None:
+    before = device.statistics().streams
+    fields = {"x": ((4,), np.float32)}
+    loader = DataLoader(device, range(9), fields=fields, decode=_zeros, executor="process", workers=1)
+    opening = asyncio.ensure_future(loader.__aenter__())
+    await turns(5)
+    await loader.aclose()
+    with pytest.raises(ClosedError, match="closed while it was being opened"):
+        await quickly(opening)
+    assert device.statistics().streams == before
+    assert loader.worker_pids == []
+
+
+def _zeros(sample: int, out: Any) -> None:
+    out["x"][...] = 0
+
+
+async def test_a_source_that_fails_at_the_end_leaves_nothing(device: Device) -> None:
+    """The first caller gets the error."""
+
+    async def source() -> AsyncIterator[Any]:
+        try:
+            while True:
+                yield np.zeros(4)
+        finally:
+            await asyncio.sleep(0)
+            raise OSError("the connection is gone")
+
+    before = device.statistics().streams
+    batches = to_device(source(), device)
+    await anext(batches)
+    first, second = (asyncio.ensure_future(batches.aclose()) for _ in range(2))
+    with pytest.raises(OSError, match="the connection is gone"):
+        await quickly(first)
+    await quickly(second)
+    assert device.statistics().streams == before
+
+
+async def test_to_device_cannot_be_used_after_its_end(device: Device) -> None:
+    batches = to_device([np.zeros(4)] * 3, device)
+    async with batches:
+        iteration = aiter(batches)
+        await anext(iteration)
+    with pytest.raises(ClosedError, match="have been closed: make others by to_device"):
+        await batches.__aenter__()
+    with pytest.raises(ClosedError, match="have been closed"):
+        async for _ in batches:
+            pass
+    with pytest.raises(StopAsyncIteration):
+        await anext(iteration)
