@@ -99,7 +99,7 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
     Any stream may use them without a wait, since their uploads are complete. They are valid until the next batch of the
     loader is requested, or the loader is closed. The memory is used again, in the order of the device, after the work
     of all streams of aiocuda that used the batch, of the streams that it was exported to by DLPack, and of the streams
-    that `used_on` names.
+    that `used_on` names. Without CUDA, other libraries get copies of the arrays in host memory.
 
     Attributes
     ----------

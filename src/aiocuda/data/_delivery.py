@@ -33,6 +33,7 @@ class Delivery:
     def deliver(self, number: int, indices: tuple[int, ...], stream: Stream, memory: BatchMemory) -> Batch:
         """Return a batch for the consumer."""
         self._memory = memory
+        self._device.memory.exports.note_complete(memory.buffers.values())
         return Batch(number, indices, stream, memory, self._queue_of)
 
     def release(self) -> None:

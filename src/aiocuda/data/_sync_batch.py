@@ -111,7 +111,8 @@ class HeldBatch:
 class SyncArray:
     """One array of a `SyncBatch`, on the device.
 
-    Other libraries take it by DLPack, ``torch.from_dlpack(batch["image"])``, without a copy and without a wait.
+    Other libraries take it by DLPack, ``torch.from_dlpack(batch["image"])``, without a copy and without a wait; without
+    CUDA they get a copy in host memory.
 
     Attributes
     ----------

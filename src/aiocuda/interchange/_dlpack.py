@@ -19,7 +19,7 @@ from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, U
 
 __all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "EXTENSION", "VERSION", "ExportedArray", "TakenTensor", "Tensor",
            "UnsupportedExportError", "device_name", "host_array", "is_bfloat16", "is_capsule", "is_on_host", "make",
-           "read", "set_device", "take"]  # fmt: skip
+           "make_copy", "read", "set_device", "take"]  # fmt: skip
 
 # DLDeviceType
 CPU: Final = 1
@@ -37,6 +37,7 @@ _DEVICES: Final = {CPU: "host memory", CUDA: "CUDA", CUDA_HOST: "CUDA pinned mem
 VERSION: Final = (1, 0)
 
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_IS_COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
 _BFLOAT = 4  # kDLBfloat
 
 #: (DLDataTypeCode, bits) → NumPy's type string.
@@ -125,6 +126,7 @@ class Tensor(NamedTuple):
     device_type: int
     device_id: int
     read_only: bool
+    is_copy: bool  #: what is written there does not reach the producer's array
 
 
 class ExportedArray:
@@ -176,7 +178,7 @@ class _HostTensor:
     def __init__(self, tensor: Tensor, producer: TakenTensor) -> None:
         self._producer = producer
         self.__array_interface__ = {
-            "data": (tensor.address, tensor.read_only),
+            "data": (tensor.address, tensor.read_only or tensor.is_copy),
             "shape": tensor.shape,
             "strides": tensor.strides,
             "typestr": "<u2" if is_bfloat16(tensor.dtype) else tensor.dtype.str,
@@ -205,7 +207,7 @@ def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """Return an array over the host memory of an object with ``__dlpack__``, and whether that memory is pinned.
 
     Nothing is copied. The array holds the producer's memory. Unlike `numpy.from_dlpack`, this takes bfloat16, and only
-    the read-only flag of the capsule makes the array read-only: a capsule of the form before 1.0 has no such flag.
+    the flags of the capsule make the array read-only, also that of a copy: a capsule of the form before 1.0 has none.
 
     Raises
     ------
@@ -267,9 +269,30 @@ def make(
     UnsupportedExportError
         DLPack has no such dtype.
     """
-    array = np.asarray(exported)
+    return _made(np.asarray(exported), dtype, device, max_version)
+
+
+def make_copy(array: np.ndarray[Any, Any], max_version: tuple[int, int] | None) -> object:
+    """Return a capsule over a copy of an array, in host memory; of the versioned form if the consumer supports that.
+
+    Raises
+    ------
+    UnsupportedExportError
+        DLPack has no such dtype.
+    """
+    known = array.view(np.uint16) if is_bfloat16(array.dtype) else array
+    return _made(known, array.dtype, (CPU, 0), max_version, copy=True)
+
+
+def _made(
+    array: np.ndarray[Any, Any],
+    dtype: np.dtype[Any],
+    device: tuple[int, int],
+    max_version: tuple[int, int] | None,
+    copy: bool | None = None,
+) -> object:
     try:
-        capsule = array.__dlpack__(max_version=max_version)
+        capsule = array.__dlpack__(max_version=max_version, copy=copy)
     except BufferError as error:
         raise UnsupportedExportError(
             f"DLPack cannot express dtype {dtype} ({error}): hand out the bytes, buffer.view(np.uint8)"
@@ -301,7 +324,7 @@ def read(capsule: object) -> Tensor:
         NumPy has no dtype for its items.
     """
     managed = _struct(capsule)
-    read_only = False
+    flags = 0
     if isinstance(managed, DLManagedTensorVersioned):
         if managed.major != VERSION[0]:
             raise InvalidArgumentError(
@@ -309,7 +332,7 @@ def read(capsule: object) -> Tensor:
                 "producer for max_version=(1, 0)",
                 version=(managed.major, managed.minor),
             )
-        read_only = bool(managed.flags & _READ_ONLY)
+        flags = managed.flags
     tensor = managed.dl_tensor
     ndim = tensor.ndim
     if not 0 <= ndim <= 64 or (ndim and not tensor.shape):
@@ -322,7 +345,10 @@ def read(capsule: object) -> Tensor:
         raise InvalidArgumentError(f"a DLPack tensor of shape {shape} at address 0: it has no memory", shape=shape)
     strides = tuple(stride * dtype.itemsize for stride in tensor.strides[:ndim]) if ndim and tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
-    return Tensor(address, shape, strides, dtype, tensor.device.device_type, tensor.device.device_id, read_only)
+    return Tensor(
+        address, shape, strides, dtype, tensor.device.device_type, tensor.device.device_id,
+        read_only=bool(flags & _READ_ONLY), is_copy=bool(flags & _IS_COPIED),
+    )  # fmt: skip
 
 
 def take(capsule: object) -> TakenTensor:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 
 from ..completion._device_state import DeviceState
 from ..completion._reactor import Reactor
@@ -30,6 +32,9 @@ __all__ = ["BusyExportError", "Export", "Exports"]
 
 _LEGACY: Final = 1  # CU_STREAM_LEGACY, as both protocols call it
 _NO_STREAM: Final = -1
+_NOTHING_WAITS: Final = (
+    "the consumer names no stream that could wait for it: await it, or have the consumer name its stream"
+)
 
 
 class BusyExportError(BusyError, BufferError):
@@ -76,13 +81,16 @@ class Exports:
         Returns the queue of a stream by CUDA's handle, and imports a stream that has none.
     """
 
-    __slots__ = ("_closed", "_driver", "_held", "queue_of", "returned")
+    __slots__ = ("_closed", "_complete", "_driver", "_held", "_peek", "queue_of", "returned")
 
     def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
         self.queue_of = queue_of
         self.returned: deque[Export] = deque()
         self._driver = device_state.driver
         self._held: dict[Export, None] = {}
+        self._complete: WeakSet[Block] = WeakSet()  # without CUDA: those of `note_complete`
+        #: (device, address, bytes) → the bytes, on a driver whose device memory the host can read.
+        self._peek: Callable[[int, int, int], npt.NDArray[np.uint8]] | None = getattr(self._driver, "peek", None)
         self._closed = False
 
     @property
@@ -97,7 +105,16 @@ class Exports:
         """True if other libraries can use the addresses. They cannot on a driver without a GPU."""
         return self._driver.name == "cuda"
 
+    def note_complete(self, buffers: Iterable[DeviceBuffer]) -> None:
+        """Note that buffers are complete when the program gets them. Without CUDA, others get copies in host memory."""
+        if not self.is_cuda and self._peek is not None:
+            self._complete.update(map(block_of, buffers))
+
     def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
+        """Return the (DLPack device type, index) of an export: host memory, if that is a copy of a complete buffer."""
+        return (_dlpack.CPU, 0) if block_of(buffer) in self._complete else self.memory_of(buffer)
+
+    def memory_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
         """Return (DLPack device type, index). Without CUDA the type is one that no other library accepts."""
         cuda = _dlpack.CUDA_MANAGED if isinstance(buffer, UnifiedBuffer) else _dlpack.CUDA
         return (cuda if self.is_cuda else _dlpack.EXTENSION, max(block_of(buffer).device, 0))
@@ -108,6 +125,10 @@ class Exports:
         """Return a capsule: `DeviceBuffer.__dlpack__`."""
         block = block_of(buffer)
         block.check()
+        if self._is_for_host(stream, dl_device):
+            self._check_complete(buffer)
+            self._check_idle(block, "its consumer would read it now: await it first")
+            return self._copy(buffer, max_version, dl_device, copy)
         device, handle = self._request(buffer, stream, dl_device, copy)
         queue = None
         if handle is None:
@@ -134,7 +155,7 @@ class Exports:
             raise UnsupportedExportError(
                 "copy=True is not done here: copy it in the order of a stream, stream.copy(stream.empty_like(b), b)"
             )
-        here = self.device_of(buffer)
+        here = self.memory_of(buffer)
         device = here if dl_device is None else (operator.index(dl_device[0]), operator.index(dl_device[1]))
         managed = here[0] == _dlpack.CUDA_MANAGED
         if device != here and not (managed and device in ((_dlpack.CPU, 0), (_dlpack.CUDA, here[1]))):
@@ -146,6 +167,34 @@ class Exports:
         if handle is None and device[0] == _dlpack.CUDA:
             handle = _LEGACY  # the protocol's default
         return device, handle
+
+    # -- copies, without CUDA ------------------------------------------------------------------------------------
+
+    def _is_for_host(self, stream: object, dl_device: Any) -> bool:
+        """True if a consumer on the host asks. Without CUDA only `Stream.adopt` names a stream, or our device."""
+        return not self.is_cuda and stream is None and (dl_device is None or dl_device[0] != _dlpack.EXTENSION)
+
+    def _check_complete(self, buffer: DeviceBuffer) -> None:
+        if block_of(buffer) not in self._complete:
+            raise UnsupportedExportError(
+                f"{buffer!r} is not CUDA's memory, and no other library can use it: `await stream.download(buffer)` is "
+                "a NumPy array, for torch.from_numpy and others. Only the batches of a loader are exported here, as "
+                "copies in host memory"
+            )
+
+    def _copy(self, buffer: DeviceBuffer, max_version: Any, dl_device: Any, copy: bool | None) -> object:
+        """Return a capsule over a copy of a complete buffer, in host memory."""
+        if copy is False:
+            raise UnsupportedExportError(f"{buffer!r} is not CUDA's memory, and is exported as a copy: drop copy=False")
+        device = (_dlpack.CPU, 0) if dl_device is None else (operator.index(dl_device[0]), operator.index(dl_device[1]))
+        if device != (_dlpack.CPU, 0):
+            raise UnsupportedExportError(
+                f"{buffer!r} is exported as a copy in {_dlpack.device_name(_dlpack.CPU)}, and was asked for on "
+                f"{_dlpack.device_name(device[0])} {device[1]}: move the copy there"
+            )
+        assert self._peek is not None
+        found = self._peek(block_of(buffer).device, buffer.address, buffer.nbytes)
+        return _dlpack.make_copy(found.view(buffer.dtype).reshape(buffer.shape), max_version)
 
     # -- export to another thread --------------------------------------------------------------------------------
 
@@ -175,6 +224,11 @@ class Exports:
 
         No stream waits: the work on the buffer is done. None is appended to ``returned`` when the consumer releases it.
         """
+        if self._is_for_host(stream, dl_device):
+            self._check_complete(buffer)
+            capsule = self._copy(buffer, max_version, dl_device, copy)
+            returned.append(None)  # the consumer has a copy
+            return capsule, None
         device, handle = self._request(buffer, stream, dl_device, copy)
         exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, None, returned)
         return _dlpack.make(exported, buffer.dtype, device, max_version), None if handle == _NO_STREAM else handle
@@ -245,14 +299,11 @@ class Exports:
             found.append((operation, lease.handle))
         return found
 
-    def _check_idle(self, block: Block) -> None:
+    def _check_idle(self, block: Block, why: str = _NOTHING_WAITS) -> None:
         """Raise if an operation uses the block."""
         for operation, _ in self._unfinished(block):
             work = f"the work of {operation.queue.name}" if operation.kind is INTERNAL else repr(operation)
-            raise BusyExportError(
-                f"{work} uses this buffer, and the consumer names no stream that could wait for it: await it, or have "
-                "the consumer name its stream"
-            )
+            raise BusyExportError(f"{work} uses this buffer, and {why}")
 
     def _order(self, queue: StreamQueue, block: Block) -> None:
         """Let a stream wait for all operations that use the block, before other libraries enqueue there."""

@@ -113,7 +113,9 @@ class ForeignMemory:
 
     def _from_dlpack(self, queue: StreamQueue, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
         """Adopt an array with ``__dlpack__``. The producer lets our stream wait for its work."""
-        kind, index = (int(part) for part in array.__dlpack_device__())
+        is_ours = isinstance(array, DeviceBuffer)
+        place = self.exports.memory_of(array) if is_ours else array.__dlpack_device__()
+        kind, index = (int(part) for part in place)
         what = f"this {type(array).__name__}"
         self._check_device(what, kind, index)
         if kind == _dlpack.CUDA_HOST:

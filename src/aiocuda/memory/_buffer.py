@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -55,6 +55,9 @@ class BufferExports(Protocol):
     @property
     def is_cuda(self) -> bool:
         """True if other libraries can use the device's addresses."""
+
+    def note_complete(self, buffers: Iterable[DeviceBuffer]) -> None:
+        """Note that buffers are complete when the program gets them."""
 
     def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
         """Return ``buffer.__dlpack_device__()``."""
@@ -325,6 +328,9 @@ class DeviceBuffer:
         the consumer holds it. When the consumer releases it, it is freed after all work that the consumer's
         stream has received. Call this on the event loop.
 
+        Without CUDA, no other library can use the memory. There a buffer of a loader's batch is exported as a copy in
+        host memory, and other buffers are refused.
+
         Parameters
         ----------
         stream
@@ -335,20 +341,20 @@ class DeviceBuffer:
         dl_device
             The requested (device type, index). Managed memory may be requested as CUDA's or as the host's.
         copy
-            True is refused.
+            True is refused, except where the export is a copy: there False is refused.
 
         Raises
         ------
         BusyError
             An operation that uses the buffer is still on the host; or one is unfinished, and the consumer names no
-            stream for managed memory, which the host may read. It is a `BufferError`, too.
+            stream for memory that the host may read, which is managed memory or a copy. It is a `BufferError`, too.
         UnsupportedError
-            This request cannot be met. It is a `BufferError`, too.
+            This request cannot be met: await `Stream.download` for an array. It is a `BufferError`, too.
         """
         return self._memory.exports.capsule(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return (DLPack device type, index): 2 is CUDA, 13 managed memory, 12 a driver without CUDA."""
+        """Return (DLPack device type, index): 2 is CUDA, 13 managed memory; without CUDA 12, and 1 for a copy."""
         return self._memory.exports.device_of(self)
 
     @property
