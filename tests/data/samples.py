@@ -139,3 +139,13 @@ def dies_after_the_first(sample: Any, out: Any) -> None:
     if sample:
         os._exit(7)
     write(sample, out)
+
+
+class Unpicklable:
+    """A sample that raises when it is sent to another process."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error

@@ -441,6 +441,23 @@ async def test_an_iterable_that_raises_ends_the_epoch_after_its_batches(device: 
         assert "in the source of the loader, at sample 5, counted from 0" in caught.value.__notes__
 
 
+async def test_the_close_of_a_source_does_not_end_the_epoch_silently(device: Device) -> None:
+    class Source:
+        def __aiter__(self) -> Source:
+            return self
+
+        async def __anext__(self) -> int:
+            raise OSError
+
+        async def aclose(self) -> None:
+            raise StopAsyncIteration
+
+    async with DataLoader(device, Source()) as loader:
+        with pytest.raises(RuntimeError, match="a function raised StopAsyncIteration") as caught:
+            await everything(loader)
+    assert isinstance(caught.value.__cause__, StopAsyncIteration)
+
+
 @pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit])
 async def test_whatever_decode_raises_reaches_the_consumer(device: Device, error: type[BaseException]) -> None:
     def decode(sample: Any, out: Any) -> None:

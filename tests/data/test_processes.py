@@ -31,6 +31,7 @@ from tests.data.samples import (
     BadSampleError,
     DiesOnce,
     Squares,
+    Unpicklable,
     always_dies,
     arrays,
     counts_page_faults,
@@ -157,9 +158,9 @@ async def test_what_cannot_be_pickled_is_refused_at_the_call(device: Device) -> 
 
 @pytest.mark.asyncio
 async def test_a_sample_that_cannot_be_pickled_fails_alone(device: Device) -> None:
-    samples = [0, 1, lambda: 2, 3]
+    samples = [0, 1, lambda: 2, 3, Unpicklable(StopAsyncIteration), Unpicklable(asyncio.CancelledError), 6]
     async with loader(device, iter(samples), write, on_error="skip") as each:
-        assert await everything(each) == [0, 2, 6]
+        assert await everything(each) == [0, 2, 6, 12]
 
 
 def test_a_main_module_without_a_guard_is_refused(tmp_path: Path) -> None:

@@ -154,6 +154,36 @@ def test_an_error_of_decode_is_raised_in_the_loop() -> None:
         assert "at sample 4 of the loader's source" in caught.value.__notes__
 
 
+class Unreadable:
+    """A sample whose array cannot be made."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise self.error("mine")
+
+
+@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize("place", ["on_error", "__array__"])
+def test_no_function_of_the_program_ends_an_epoch_silently(place: str, error: type[Exception]) -> None:
+    def on_error(failure: Exception, index: int) -> None:
+        raise error("mine")
+
+    samples: list[Any] = [*range(1, 5), Unreadable(error), *range(6, 11)]
+    if place == "on_error":
+        made = loader(range(1, 11), refuses_fives, on_error=on_error)
+    else:
+        made = loader(samples, lambda sample: {"y": sample}, fields=None)
+    with made as batches:
+        delivered = []
+        with pytest.raises(RuntimeError, match=f"a function raised {error.__name__}") as caught:
+            for batch in batches:
+                delivered.append(batch.number)  # noqa: PERF401 - the loop raises
+        assert delivered == [0, 1, 2, 3]
+        assert isinstance(caught.value.__cause__, error)
+
+
 def test_processes_decode() -> None:
     with loader(range(8), writes_its_process, batch_size=2, workers=2, executor="process") as batches:
         pids = {pid for batch in batches for pid in values(batch)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ from aiocuda import (
     StreamGroup,
     StreamPool,
 )
+from aiocuda.data import DataLoader
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.adaptors import Adaptor
 from aiocuda.pipeline import Launch, SlotBuffer
@@ -626,6 +627,188 @@ async def resource_at_the_end_of_a_stream(device: Device, user: User) -> None:
     await told_by_the_loop(user, stream.aclose)
     assert stream.closed
     user.broken = False
+
+
+# Data loaders
+
+
+class _Part(Mapping[str, Any]):
+    """A sample that calls the user's function where a loader takes its array, or its parts."""
+
+    def __init__(self, user: User, where: str) -> None:
+        self.user, self.where = user, where
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        if self.where == "array":
+            self.user()
+        return np.array(3)
+
+    def __getitem__(self, name: str) -> Any:
+        if self.where == "parts":
+            self.user()
+        return 3
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["y"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class _Numbers:
+    """0 to 4, as an iterable. It calls the user's function before 3, or when the iteration begins."""
+
+    def __init__(self, user: User, where: str) -> None:
+        self.user, self.where = user, where
+
+    def call(self, where: str) -> None:
+        if self.where == where:
+            self.user()
+
+    def __iter__(self) -> Iterator[int]:
+        self.call("start")
+        return self.numbers()
+
+    def numbers(self) -> Iterator[int]:
+        yield from range(3)
+        self.call("middle")
+        yield from range(3, 5)
+
+
+class _AsyncNumbers(_Numbers):
+    """The same as an asynchronous iterable."""
+
+    def __aiter__(self) -> _AsyncNumbers:
+        self.call("start")
+        self.iterator = self.anumbers()
+        return self
+
+    async def __anext__(self) -> int:
+        return await anext(self.iterator)
+
+    async def anumbers(self) -> AsyncIterator[int]:
+        for number in range(5):
+            if number == 3 and self.where == "middle":
+                await self.user.coroutine()
+            yield number
+
+
+def named(sample: Any) -> dict[str, Any]:
+    return {"y": sample}
+
+
+async def loads(
+    device: Device, source: Any, user: User, *, first: Sequence[int] = (0, 1), **options: Any
+) -> BaseException | None:
+    """Return the exception that the consumer of a loader gets after the first samples. Check the epoch after that."""
+    delivered: list[int] = []
+
+    async def epoch() -> None:
+        async for batch in loader:
+            delivered.extend((await batch.stream.download(batch["y"])).tolist())
+
+    async with DataLoader(device, source, batch_size=2, **options) as loader:
+        found = await outcome(epoch())
+        assert delivered == list(first)
+        user.broken = False
+        delivered.clear()
+        await epoch()
+        assert delivered == [number for number in range(5) if number != 3 or "on_error" not in options]
+    return found
+
+
+@place
+async def decoder_of_a_loader(device: Device, user: User) -> None:
+    def decode(sample: int, out: Any) -> None:
+        if sample == 3:
+            user()
+        out["y"][...] = sample
+
+    fields = {"y": ((), np.int64)}
+    user.assert_raised(await loads(device, range(5), user, fields=fields, decode=decode, workers=2))
+
+
+@place
+async def item_of_a_source(device: Device, user: User) -> None:
+    class Items:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                user()
+            return index
+
+    user.assert_raised(await loads(device, Items(), user, decode=named))
+
+
+@place
+async def function_that_skips_a_sample(device: Device, user: User) -> None:
+    def decode(sample: int) -> dict[str, Any]:
+        if sample == 3:
+            raise OwnError
+        return named(sample)
+
+    user.assert_raised(await loads(device, range(5), user, decode=decode, on_error=user))
+
+
+@place
+async def collate(device: Device, user: User) -> None:
+    def function(samples: list[int]) -> dict[str, Any]:
+        if 3 in samples:
+            user()
+        return named(samples)
+
+    user.assert_raised(await loads(device, range(5), user, collate=function))
+
+
+@place
+async def field_of_a_sample(device: Device, user: User) -> None:
+    samples = [0, 1, 2, _Part(user, "parts"), 4]
+    user.assert_raised(await loads(device, samples, user, fields={"y": ((), np.int64)}))
+
+
+@place
+async def array_of_a_sample(device: Device, user: User) -> None:
+    user.assert_raised(await loads(device, [0, 1, 2, _Part(user, "array"), 4], user, decode=named))
+
+
+@place
+async def parts_of_a_sample(device: Device, user: User) -> None:
+    samples = [named(0), named(1), named(2), _Part(user, "parts"), named(4)]
+    user.assert_raised(await loads(device, samples, user))
+
+
+@place
+async def iterable_of_samples(device: Device, user: User) -> None:
+    found = await loads(device, _Numbers(user, "middle"), user, decode=named)
+    if isinstance(user.error, StopIteration):  # converted by Python, in a generator
+        assert isinstance(found, RuntimeError)
+        assert found.__cause__ is user.error
+    else:
+        user.assert_raised(found)
+
+
+@place
+async def iterable_of_samples_that_raises_from_the_start(device: Device, user: User) -> None:
+    user.assert_raised(await loads(device, _Numbers(user, "start"), user, first=(), decode=named))
+
+
+@place
+async def asynchronous_samples(device: Device, user: User) -> None:
+    found = await loads(device, _AsyncNumbers(user, "middle"), user, decode=named)
+    user.assert_raised_by_coroutine(found, ClosedError)
+
+
+@place
+async def asynchronous_samples_that_raise_from_the_start(device: Device, user: User) -> None:
+    user.assert_raised(await loads(device, _AsyncNumbers(user, "start"), user, first=(), decode=named))
+
+
+@place
+async def memory_of_a_batch(device: Device, user: User) -> None:
+    device.memory.use(lambda upstream: _Resource(upstream, user, "allocate"))
+    user.assert_raised(await loads(device, range(5), user, first=(), decode=named))
 
 
 # Functions that are called in the caller's frame

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from .._shutdown import end_tasks
-from .._user_code import LEAVES_LOOP
+from .._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
 from ._collate import collated
 from ._job import BatchJob
@@ -344,9 +344,9 @@ class EpochRun:
             upload.start(arrays, rows, is_timed=self._resources.meter.times_upload())
             self._wake(batch)
         except BaseException as error:
+            self._fail(batch, error, give_back=not upload.has_begun)
             if isinstance(error, LEAVES_LOOP):
                 raise
-            self._fail(batch, error, give_back=not upload.has_begun)
 
     def _uploaded(self, batch: LoadingBatch, upload: BatchUpload) -> None:
         """The last copy of the batch has ended."""
@@ -360,7 +360,7 @@ class EpochRun:
 
     def _fail(self, batch: LoadingBatch, error: BaseException, *, give_back: bool = True) -> None:
         batch.state = "failed"
-        batch.error = error
+        batch.error = failure_of(error)  # as it is, a StopAsyncIteration would end the epoch for the consumer
         if batch.upload is not None:
             batch.upload.memory.free()
         if give_back:

@@ -409,7 +409,7 @@ def _pickled(rows: Sequence[int], samples: Sequence[Any]) -> tuple[Any, list[Buf
     for row, sample in zip(rows, samples, strict=True):
         try:
             found.append(pickled(sample, buffers))
-        except Exception as error:  # noqa: BLE001 - the failure of that sample
+        except BaseException as error:  # noqa: BLE001 - the failure of that sample
             failures[row] = error
     return tuple(found), buffers, failures
 
@@ -422,6 +422,6 @@ def _loaded(reply: Reply, rest: memoryview) -> tuple[dict[int, Any], dict[int, B
     for at, row in enumerate(reply.results):
         try:
             results[row] = parts.load(at)
-        except Exception as error:  # noqa: BLE001 - the failure of that sample
+        except BaseException as error:  # noqa: BLE001 - the failure of that sample
             errors[row] = error
     return results, errors

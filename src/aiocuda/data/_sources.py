@@ -238,7 +238,7 @@ class AsyncReader:
         try:
             while not self._plans and not self._ended:
                 if self._iterator is None:
-                    self._iterator = aiter(self._source)
+                    self._iterator = call(aiter, self._source)
                 try:
                     sample = await anext(self._iterator)
                 except StopAsyncIteration:
@@ -259,7 +259,10 @@ class AsyncReader:
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "aclose", None)
         if close is not None:
-            await close()
+            try:
+                await close()
+            except StopAsyncIteration as error:
+                raise failure_of(error) from error
 
 
 def note_source(error: BaseException, index: int) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from .._user_code import failure_of
 from ..completion._jobs import Jobs
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue
@@ -245,7 +246,7 @@ class _Call:
         try:
             self.result = work()
         except BaseException as error:  # noqa: BLE001 - the loop gets it
-            self.error = error
+            self.error = failure_of(error)
         self.done = True
 
     def fail(self, error: BaseException) -> None:
