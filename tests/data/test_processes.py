@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import gc
-import multiprocessing
+import mmap
+import multiprocessing.process
 import os
 import platform
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +403,111 @@ async def test_a_loader_that_is_cancelled_while_it_opens_leaves_nothing(device: 
         return shared_files() + len(os.listdir("/proc/self/fd")) - files + len(multiprocessing.active_children())
 
     await until(lambda: not left(), "the end of all that the loader has opened")
+
+
+def held() -> tuple[int, int, int]:
+    """The descriptors, mappings and processes of this process that a loader may leave behind."""
+    return len(os.listdir("/proc/self/fd")), shared_files(), len(multiprocessing.active_children())
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Fails:
+    """Raises at its ``at``-th call. Calls a function of the standard library at the others."""
+
+    def __init__(self, function: Callable[..., Any], at: int) -> None:
+        self.function = function
+        self.error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.calls_left = at
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls_left -= 1
+        if not self.calls_left:
+            raise self.error
+        return self.function(*args, **options)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("owner", "name", "at"),
+    [
+        *((multiprocessing.process.BaseProcess, "start", at) for at in (1, 2, 3)),
+        *((socket, "socketpair", at) for at in (1, 2, 3)),
+        *((mmap, "mmap", at) for at in (1, 2)),
+    ],
+)
+async def test_a_worker_that_cannot_start_leaves_nothing(
+    device: Device, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int
+) -> None:
+    async with loader(device, range(2), write):  # starts what stays for the whole process: the fork server
+        pass
+    streams = device.statistics().streams
+    with without_garbage_collection():
+        before = held()
+        for _ in range(2):
+            fails = Fails(getattr(owner, name), at)
+            with monkeypatch.context() as patched, pytest.raises(OSError, match="temporarily unavailable") as caught:
+                # A function, since it is called as a method, too.
+                patched.setattr(owner, name, lambda *args, fails=fails, **options: fails(*args, **options))
+                await loader(device, range(12), write, workers=3).__aenter__()
+            assert caught.value is fails.error
+            assert held() == before
+        assert device.statistics().streams == streams
+    async with loader(device, range(4), write, workers=3) as each:
+        assert await everything(each) == [0, 2, 4, 6]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("owner", "name"), [(multiprocessing.process.BaseProcess, "start"), (socket, "socketpair")])
+async def test_a_worker_that_cannot_be_replaced_leaves_nothing(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: Any, name: str
+) -> None:
+    async with loader(device, range(2), write):
+        pass
+    with without_garbage_collection():
+        before = held()
+        fails = Fails(getattr(owner, name), 3)
+        monkeypatch.setattr(owner, name, lambda *args, **options: fails(*args, **options))
+        async with loader(device, range(9), DiesOnce(3, tmp_path / "mark")) as each:
+            with pytest.raises(OSError, match="temporarily unavailable") as caught:
+                await everything(each)
+            assert caught.value is fails.error
+        del each
+        assert held() == before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["to the end", "left", "skips", "raises", "without fields", "loses a worker"])
+async def test_a_closed_loader_keeps_no_descriptor(device: Device, tmp_path: Path, how: str) -> None:
+    """The garbage collector may come late, or not at all: its descriptors would add up."""
+    different: dict[str, dict[str, Any]] = {
+        "skips": {"decode": refuses_fives, "on_error": "skip"},
+        "raises": {"decode": refuses_fives},
+        "without fields": {"decode": arrays, "fields": None},
+        "loses a worker": {"decode": DiesOnce(3, tmp_path / "mark")},
+    }
+
+    async def one() -> None:
+        async with loader(device, range(12), **{"decode": write, "batch_size": 2, **different.get(how, {})}) as each:
+            with contextlib.suppress(ValueError):
+                async for batch in each:
+                    if how == "left" and batch.number == 2:
+                        break
+
+    await one()  # starts what stays for the whole process: the fork server
+    (tmp_path / "mark").unlink(missing_ok=True)
+    with without_garbage_collection():
+        before = held()
+        await one()
+        assert held() == before
 
 
 @pytest.mark.heavy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -394,9 +395,10 @@ class ProcessDecoders:
 
         def end() -> None:
             deadline = time.monotonic() + END_SECONDS
-            for worker in workers:
-                worker.end(deadline)
-            self._source.close()
+            with contextlib.ExitStack() as ends:  # it calls all of them, even if one raises
+                ends.callback(self._source.close)
+                for worker in workers:
+                    ends.callback(worker.end, deadline)
 
         await run(end)
 

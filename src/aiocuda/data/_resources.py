@@ -106,14 +106,18 @@ class LoaderResources:
         )  # fmt: skip
         starting = asyncio.get_running_loop().create_task(self._processes.open())
         try:
-            pinned = [await self._closing.enter_async_context(self.device.pin(part)) for part in shared.slots()]
+            await self._lock_slots(shared)
             await asyncio.shield(starting)
         except BaseException:
             self._processes.kill()
             await finish_shielded(_ended(starting))
             raise
+
+    async def _lock_slots(self, shared: SharedSlots) -> None:
+        """Page-lock the memory of the slots, until the close."""
+        pinned = [await self._closing.enter_async_context(self.device.pin(part)) for part in shared.slots()]
         if pinned:
-            self.slots = HostSlots(self.device, options.layout, pinned)
+            self.slots = HostSlots(self.device, self.options.layout, pinned)
 
     # -- work on threads and in processes ------------------------------------------------------------------------
 
@@ -227,22 +231,26 @@ class LoaderResources:
 
     async def close(self) -> None:
         """End the threads and processes, and close the streams. Their memory goes back when nothing uses it."""
-        deadline = self._device_resources.deadline
-        processes = self._processes
-        if processes is not None:
-            processes.begin_close()
-            if self._device_resources.closed:
-                processes.kill()
-            else:
-                await self.settle(deadline.left())
-            await processes.close(self._off_loop)
-        self._threads.close()
-        self._reader.close()
-        closing = [asyncio.get_running_loop().create_task(_close(stream)) for stream in self._streams]
-        self._streams = []
-        await end_tasks(closing, deadline.left())
-        with contextlib.suppress(ClosedError, DeviceFault):
-            await self._closing.aclose()
+        try:
+            if self._processes is not None:
+                await self._end_processes(self._processes)
+        finally:
+            self._threads.close()
+            self._reader.close()
+            closing = [asyncio.get_running_loop().create_task(_close(stream)) for stream in self._streams]
+            self._streams = []
+            await end_tasks(closing, self._device_resources.deadline.left())
+            self.slots.drop_shared()
+            with contextlib.suppress(ClosedError, DeviceFault):
+                await self._closing.aclose()
+
+    async def _end_processes(self, processes: ProcessDecoders) -> None:
+        processes.begin_close()
+        if self._device_resources.closed:
+            processes.kill()
+        else:
+            await self.settle(self._device_resources.deadline.left())
+        await processes.close(self._off_loop)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

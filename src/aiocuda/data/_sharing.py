@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -73,7 +74,12 @@ class SharedSlots:
         self.file = SharedFile("aiocuda-loader", self.slots_at + slots * self.slot_bytes)
         self._slots = slots
         self._layout = layout
-        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self.file.map(), np.uint8)
+        try:
+            self._map = self.file.map()
+        except BaseException:
+            self.file.close()
+            raise
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self._status = self._bytes[: 8 * workers].view(np.int64)
         self._status[:] = NO_ROW
 
@@ -88,6 +94,10 @@ class SharedSlots:
         """Give back the memory of the slots, which nothing uses any more. The status words stay. **May block.**"""
         self.file.shrink(self.slots_at)
         self.file.close()
+        self._status = self._status.copy()
+        self._bytes = np.empty(0, np.uint8)
+        with contextlib.suppress(BufferError):  # a traceback has a view of a slot: the map ends with it
+            self._map.close()  # it has a descriptor of its own
 
     def row_of(self, worker: int) -> int | None:
         """Return the row that a worker is decoding, or was decoding when it ended; None if it was decoding none."""

@@ -45,6 +45,12 @@ class HostSlot:
             self.arrays = layout.arrays(memory)
             self._rows = {name: np.asarray(array) for name, array in self.arrays.items()}
 
+    def drop(self) -> None:
+        """Refer to the memory no longer."""
+        self.memory = None
+        self.arrays = {}
+        self._rows = {}
+
     def row(self, row: int) -> Mapping[Any, npt.NDArray[Any]]:
         """Return a writable view of one sample of each field."""
         return Layout.row(self._rows, row)
@@ -74,7 +80,8 @@ class HostSlots:
         self._made = 0
         self._unlocked = 0  # slots whose memory is being page-locked
         self.on_locked: Callable[[], object] = _nothing
-        self._free = [] if shared is None else [HostSlot(at, part, layout) for at, part in enumerate(shared)]
+        self._shared = [HostSlot(at, part, layout) for at, part in enumerate(shared or ())]
+        self._free = list(self._shared)
 
     @property
     def is_ready(self) -> bool:
@@ -114,6 +121,11 @@ class HostSlots:
     def give_back(self, slot: HostSlot) -> None:
         """Make a slot free that neither a worker nor the device uses."""
         self._free.append(slot)
+
+    def drop_shared(self) -> None:
+        """Refer to the memory that is shared with worker processes no longer: they have ended."""
+        for slot in self._shared:
+            slot.drop()
 
     def resize(self, slot: HostSlot, nbytes: int) -> None:
         """Give a slot memory for batches of this size, in place of its present memory."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from .._processes._failures import Failure
 from .._processes._inherited_file import InheritedFile
 from .._processes._message_socket import MessageSocket
 from .._processes._messages import Buffer, pipes, receive
+from ..errors import ClosedError
 from ._errors import WorkerLostError
 from ._worker_main import Reply, Request, WorkerSetup, main
 
@@ -27,6 +29,11 @@ class WorkerProcess:
     """One process that decodes samples, and this process's end of its pipe.
 
     `start` and `end` are for a thread, the other methods for the loop. One request is on its way at a time.
+
+    Attributes
+    ----------
+    pid
+        None before `start`.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -36,20 +43,23 @@ class WorkerProcess:
             daemon=True,
         )  # fmt: skip
         self._channel: MessageSocket | None = None
+        self._lock = threading.Lock()  # of `start` and `end`: a thread may still start processes of a closed device
+        self._ended = False
+        self._exit_code: int | None = None
         self.pid: int | None = None
 
     # -- a thread ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process. **May block.**"""
-        try:
-            self._process.start()
-        except BaseException:
-            self._pipe.close()
-            raise
-        finally:
-            self._theirs.close()
-        self.pid = self._process.pid
+        with self._lock:
+            if self._ended:
+                raise ClosedError("the loader was closed before this worker process was started")
+            try:
+                self._process.start()
+            finally:
+                self._theirs.close()
+            self.pid = self._process.pid
 
     def wait_until_ready(self) -> None:
         """Wait until the process has loaded the source and the decoder. **May block.**"""
@@ -71,15 +81,23 @@ class WorkerProcess:
             raise reason
 
     def end(self, deadline: float | None = None) -> int | None:
-        """Wait until the process has ended; kill it at the deadline. **May block.** Return its exit code."""
-        if self._channel is None:
-            self._pipe.close()
-        self._process.join(END_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
-        if self._process.exitcode is None:
-            self.kill()
-            self._process.join()
-        exit_code: int | None = self._process.exitcode
-        return exit_code
+        """Wait until the process has ended; kill it at the deadline. **May block.** Idempotent.
+
+        Return its exit code; None if it was not started.
+        """
+        with self._lock:
+            if self._channel is None:
+                self._pipe.close()
+            self._theirs.close()
+            if self.pid is not None and not self._ended:
+                self._process.join(END_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
+                if self._process.exitcode is None:
+                    self.kill()
+                    self._process.join()
+                self._exit_code = self._process.exitcode
+                self._process.close()  # otherwise its descriptors stay until the garbage collector finds it
+            self._ended = True
+            return self._exit_code
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -101,7 +119,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process at once. Does not wait."""
-        with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended, or was never started
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended, or was not started
             self._process.kill()
 
 
