@@ -103,12 +103,28 @@ BUGS = [
         "half-written-batch",
         "The rows of a worker process that was lost count as decoded.",
         "_processes.py",
-        '        how = f"has ended with exit code {exit_code} {at}"\n',
-        '        how = f"has ended with exit code {exit_code} {at}"\n'
-        "        if job is not None and why == 'lost':\n"
-        "            place.job = None\n"
-        "            self._report(job, place.rows, {}, {}, 0.0)\n",
+        "        self._isolate(place, job, row, exit_code)\n",
+        "        place.job = None\n"
+        "        self._report(job, place.rows, {}, {}, 0.0)\n"
+        "        return True\n"
+        "        self._isolate(place, job, row, exit_code)\n",
         "tests/data/test_processes.py::test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again",
+    ),
+    Bug(
+        "rest-of-a-request-forgotten",
+        "The other rows of a request whose process was lost count as decoded.",
+        "_processes.py",
+        "            self._rows.put_back(job, others)\n",
+        "            self._report(job, others, {}, {}, 0.0)\n",
+        "tests/data/test_processes.py::test_no_sample_is_skipped_for_another_one",
+    ),
+    Bug(
+        "skipped-at-the-first-loss",
+        "A sample is skipped when one process has ended while it was decoding it.",
+        "_processes.py",
+        "MOST_TRIES = 2\n",
+        "MOST_TRIES = 1\n",
+        "tests/data/test_processes.py::test_no_sample_is_skipped_for_another_one",
     ),
     Bug(
         "copy-before-the-upload",

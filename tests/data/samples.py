@@ -97,6 +97,58 @@ def always_dies(sample: Any, out: Any) -> None:
     write(sample, out)
 
 
+class DiesAt:
+    """Ends its process at some samples, half-way, each time. It returns arrays, or writes them."""
+
+    def __init__(self, *samples: int, exit_code: int = 7) -> None:
+        self.samples = samples
+        self.exit_code = exit_code
+
+    def __call__(self, sample: Any, out: Any = None) -> Any:
+        if out is not None:
+            out["x"][0] = sample
+        if sample in self.samples:
+            os._exit(self.exit_code)
+        return arrays(sample) if out is None else write(sample, out)
+
+
+class Poisons:
+    """At one sample it damages the memory of its process, which ends at the next sample."""
+
+    is_poisoned = False
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        if Poisons.is_poisoned:
+            os._exit(7)
+        Poisons.is_poisoned = sample == self.at
+        write(sample, out)
+
+
+class NotLoadedError(BaseException):
+    pass
+
+
+class LoadsOnce:
+    """Ends its process at sample 3, and cannot be loaded by the next one."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if self.mark.exists():
+            raise NotLoadedError
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        if sample == 3:
+            self.mark.touch()
+            os._exit(7)
+        write(sample, out)
+
+
 def hangs_at_three(sample: Any, out: Any) -> None:
     if sample == 3:
         time.sleep(60)  # noqa: TID251 - longer than any timeout

@@ -10,6 +10,7 @@ import mmap
 import multiprocessing.process
 import os
 import platform
+import random
 import resource
 import signal
 import socket
@@ -26,7 +27,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError
 from aiocuda._processes._main_guard import _guarded_lines
-from aiocuda.data import DataLoader, SharedMemoryError, WorkerLostError
+from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError, _epoch
 from aiocuda.data._fields import Layout
 from aiocuda.data._shared_memory import SharedFile, available_bytes
 from aiocuda.data._sharing import SharedSlots
@@ -34,10 +35,13 @@ from aiocuda.errors import DriverError
 from tests.data.samples import (
     FIELDS,
     BadSampleError,
+    DiesAt,
     DiesOnce,
+    LoadsOnce,
+    NotLoadedError,
+    Poisons,
     Squares,
     Unpicklable,
-    always_dies,
     arrays,
     counts_page_faults,
     dies_after_the_first,
@@ -50,7 +54,7 @@ from tests.data.samples import (
     write,
     writes_its_process,
 )
-from tests.helpers import PATIENCE, UVLOOP, open_peer, until
+from tests.helpers import PATIENCE, UVLOOP, open_peer, quickly, until
 from tests.project.tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -247,18 +251,206 @@ async def test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again(
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_is_lost_too_often_raises(device: Device, tmp_path: Path) -> None:
-    for restarts, decode, exit_code in (
-        (0, DiesOnce(3, tmp_path / "mark"), -signal.SIGKILL),
-        (1, always_dies, 7),
-    ):
-        async with loader(device, range(8), decode, restarts=restarts, on_error="skip") as each:
-            with pytest.raises(
-                WorkerLostError, match=f"exit code {exit_code} while it was decoding sample 3"
-            ) as caught:
-                await everything(each)
-            assert (caught.value.index, caught.value.exit_code) == (3, exit_code)
-            assert each.statistics().restarts == restarts
+@pytest.mark.parametrize(("restarts", "tries"), [(0, "once"), (1, "2 times"), (5, "6 times")])
+async def test_a_worker_that_is_lost_too_often_raises(device: Device, restarts: int, tries: str) -> None:
+    async with loader(device, range(8), DiesAt(3), restarts=restarts) as each:
+        with pytest.raises(
+            WorkerLostError, match=f"exit code 7 while it was decoding sample 3, which was tried {tries}, and restarts="
+        ) as caught:
+            await everything(each)
+        assert (caught.value.index, caught.value.exit_code) == (3, 7)
+        assert each.statistics().restarts == restarts
+        assert each.statistics().skipped == 0
+
+
+def skipping(on_error: str, seen: list[tuple[BaseException, int]]) -> Any:
+    return "skip" if on_error == "skip" else lambda error, index: seen.append((error, index))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("restarts", [0, 1, 5])
+@pytest.mark.parametrize(("ordered", "on_error"), [(True, "skip"), (False, "function")])
+async def test_a_sample_that_ends_its_workers_is_skipped(
+    device: Device, restarts: int, ordered: bool, on_error: str
+) -> None:
+    seen: list[tuple[Any, int]] = []
+    async with loader(
+        device, range(40), DiesAt(5, 22), restarts=restarts, ordered=ordered, on_error=skipping(on_error, seen),
+        batch_size=4, workers=3,
+    ) as each:  # fmt: skip
+        delivered = await everything(each)
+        statistics = each.statistics()
+    expected = [2 * number for number in range(40) if number not in (5, 22)]
+    assert (delivered if ordered else sorted(delivered)) == expected
+    assert sorted(statistics.fatal) == [5, 22]
+    assert statistics.skipped == 2
+    assert statistics.samples == 38
+    assert statistics.restarts == 4  # two for each, and none counts
+    if on_error == "function":
+        assert sorted(index for _, index in seen) == [5, 22]
+        for error, index in seen:
+            assert isinstance(error, WorkerLostError)
+            assert (error.index, error.exit_code) == (index, 7)
+            assert f"sample {index} has ended 2 worker processes of the loader, the last one with" in str(error)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["iterable", "without fields"])
+async def test_a_sample_that_is_sent_and_ends_its_workers_is_skipped(device: Device, kind: str) -> None:
+    source: Any = iter(range(10, 22)) if kind == "iterable" else range(10, 22)
+    options: dict[str, Any] = {} if kind == "iterable" else {"fields": None}
+    async with loader(device, source, DiesAt(10, 17), **options, restarts=0, on_error="skip", batch_size=3) as each:
+        assert await everything(each) == [2 * number for number in range(11, 22) if number != 17]
+        assert sorted(each.statistics().fatal) == [0, 7]
+
+
+@pytest.mark.asyncio
+async def test_no_sample_is_skipped_for_another_one(device: Device) -> None:
+    """A process ends at a sample since an earlier one of the same request has damaged its memory."""
+    async with loader(
+        device, range(64), Poisons(40), restarts=100, on_error="skip", batch_size=16, workers=1
+    ) as each:  # fmt: skip
+        assert await everything(each) == [2 * number for number in range(64)]
+        statistics = each.statistics()
+    assert (statistics.skipped, statistics.fatal) == (0, ())
+    assert statistics.restarts > 0
+
+
+@pytest.mark.asyncio
+async def test_a_restart_counts_if_its_sample_succeeds(device: Device, tmp_path: Path) -> None:
+    """Then the sample was not the reason, and the next process may end at any other one."""
+    decode = DiesOnce(3, tmp_path / "mark")
+    async with loader(device, range(8), decode, restarts=0, on_error="skip") as each:
+        with pytest.raises(
+            WorkerLostError,
+            match="exit code -9 while it was decoding sample 3, which another process has decoded, and restarts=",
+        ) as caught:
+            await everything(each)
+        assert (caught.value.index, caught.value.exit_code) == (3, -signal.SIGKILL)
+        assert each.statistics().skipped == 0
+        with pytest.raises(WorkerLostError):  # a process may end at any time, and no restart is left
+            await everything(each)
+    (tmp_path / "mark").unlink()
+    async with loader(device, range(8), decode, restarts=1, on_error="skip") as each:
+        assert await everything(each) == [2 * number for number in range(8)]
+        assert each.statistics().restarts == 1
+
+
+@pytest.mark.asyncio
+async def test_few_samples_of_an_epoch_are_skipped_since_they_end_workers(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_epoch, "MOST_FATAL", 2)
+    bad = DiesAt(2, 5, 6)
+    async with loader(device, range(9), bad, on_error="skip", prefetch=1) as each:
+        seen: list[int] = []
+        with pytest.raises(
+            WorkerLostError, match=r"sample 6 has ended 2 worker .* 2 samples of this epoch have done that before"
+        ) as caught:
+            async for batch in each:
+                seen += batch.indices
+        assert seen == [0, 1, 3, 4]
+        assert (caught.value.index, caught.value.exit_code) == (6, 7)
+        assert each.statistics().fatal == (2, 5)
+        each.load_state_dict(each.state_dict())  # behind batch 4: the others may be skipped in another epoch
+        assert await everything(each) == [14, 16]
+        assert each.statistics().fatal == (2, 5, 6)
+
+
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_sixteen_samples_of_an_epoch_are_skipped_since_they_end_workers(device: Device) -> None:
+    seen: list[tuple[Any, int]] = []
+    async with loader(
+        device, range(40), DiesAt(*range(2, 36, 2)), restarts=0, on_error=skipping("function", seen), workers=4
+    ) as each:
+        with pytest.raises(WorkerLostError, match="16 samples of this epoch have done that before") as caught:
+            await everything(each)
+        fatal = each.statistics().fatal
+        assert len(fatal) == 16
+        assert [index for _, index in seen] == list(fatal)
+        assert {*fatal, caught.value.index} == set(range(2, 36, 2))
+
+
+@pytest.mark.asyncio
+async def test_a_loader_goes_on_behind_a_sample_that_ends_its_workers(device: Device) -> None:
+    options: dict[str, Any] = {
+        "restarts": 0, "on_error": "skip", "batch_size": 3, "shuffle": Shuffle(seed=1), "ordered": True,
+    }  # fmt: skip
+    async with loader(device, range(24), write, **options) as each:
+        order = await everything(each)
+    bad = order[4] // 2
+    first: list[int] = []
+    async with loader(device, range(24), DiesAt(bad), **options) as each:
+        async for batch in each:
+            first += (await batch.stream.download(batch["y"])).tolist()
+            if batch.number == 2:
+                state = each.state_dict()
+                break
+    async with loader(device, range(24), DiesAt(bad), **options) as each:
+        each.load_state_dict(state)
+        rest = await everything(each)
+        assert each.statistics().fatal == ()
+    assert first == [number for number in order[:9] if number != 2 * bad]
+    assert rest == order[9:]
+
+
+@pytest.mark.asyncio
+async def test_an_epoch_that_is_left_while_a_sample_ends_its_workers(device: Device) -> None:
+    async with loader(
+        device, range(12), DiesAt(1), restarts=0, on_error="skip", batch_size=1, workers=2, prefetch=4
+    ) as each:
+        for number in range(3):
+            async for batch in each.epoch(number):
+                assert batch.indices == (0,)
+                break
+        assert await everything(each) == [2 * number for number in range(12) if number != 1]
+
+
+@pytest.mark.heavy
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_samples_that_end_their_workers(device: Device, seed: int) -> None:
+    """Every other sample is delivered once, also with errors and a break between."""
+    chance = random.Random(f"aiocuda fatal samples {seed}")
+    count, bad = chance.choice([7, 30, 90]), set[int]()
+    bad.update(chance.randrange(count) for _ in range(chance.randint(1, 4)))
+    options: dict[str, Any] = {
+        "batch_size": chance.choice([1, 3, 8, 40]), "workers": chance.randint(1, 4), "prefetch": chance.randint(1, 4),
+        "ordered": chance.random() < 0.5, "restarts": chance.choice([0, 1, 5]), "on_error": "skip",
+        "shuffle": Shuffle(seed) if chance.random() < 0.5 else None,
+    }  # fmt: skip
+    if chance.random() < 0.4:
+        options["fields"] = None
+    stop = chance.randint(0, 3)
+    first: list[int] = []
+    async with loader(device, range(count), DiesAt(*bad), **options) as each:
+        async for batch in each.epoch(0):
+            if batch.number == stop:
+                break
+        batches = [batch.indices async for batch in each.epoch(1)]
+        iterator = aiter(each.epoch(2))
+        for _ in range(stop):
+            batch_or_none = await anext(iterator, None)
+            first += () if batch_or_none is None else batch_or_none.indices
+        state = each.state_dict()
+    good = [number for number in range(count) if number not in bad]
+    assert sorted(index for indices in batches for index in indices) == good
+    async with loader(device, range(count), DiesAt(*bad), **options) as each:
+        each.load_state_dict(state)
+        if state["epoch"] == 2:
+            first += [index async for batch in each for index in batch.indices]
+    assert sorted(first) == good
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+async def test_whatever_a_process_raises_at_its_start_reaches_the_consumer(
+    device: Device, tmp_path: Path, on_error: Any
+) -> None:
+    async with loader(device, range(8), LoadsOnce(tmp_path / "mark"), workers=1, on_error=on_error) as each:
+        with pytest.raises(NotLoadedError):
+            await quickly(everything(each))
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ from .._shutdown import end_tasks
 from .._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
 from ._collate import collated
+from ._errors import WorkerLostError, too_many_fatal_samples
 from ._job import BatchJob
 from ._order import Order
 from ._resources import LoaderResources
@@ -22,6 +23,10 @@ __all__ = ["EpochRun", "LoadingBatch"]
 
 #: Batches that are begun without a pause: each takes the loop about 60 µs.
 MOST_BEGUN = 16
+
+#: Samples of an epoch that are skipped since each has ended its worker processes. More are no accident, and each takes
+#: the time to start two processes.
+MOST_FATAL = 16
 
 
 class LoadingBatch:
@@ -90,6 +95,7 @@ class EpochRun:
         self._waiter: asyncio.Future[None] | None = None
         self._awaited_from: float | None = None  # since then the consumer has waited for an upload
         self._timer: asyncio.TimerHandle | None = None
+        self._fatal = 0  # samples that were skipped since each has ended its worker processes
         self._closing = False
         resources.slots.on_locked = self._slot_locked
 
@@ -291,12 +297,16 @@ class EpochRun:
             error = batch.job.errors[row]
             if policy == "raise" or not isinstance(error, Exception) or isinstance(error, DeviceFault):
                 return error
+            if isinstance(error, WorkerLostError):
+                self._fatal += 1
+                if self._fatal > MOST_FATAL:
+                    return too_many_fatal_samples(error, MOST_FATAL)
             if callable(policy):
                 try:
                     policy(error, batch.plan.indices[row])
                 except BaseException as raised:  # noqa: BLE001 - the consumer gets it
                     return raised
-            self._resources.meter.skipped += 1
+            self._resources.meter.skip(batch.plan.indices[row], is_fatal=isinstance(error, WorkerLostError))
         return None
 
     def _collated(self, batch: LoadingBatch, rows: Sequence[int], result: Any, error: BaseException | None) -> None:

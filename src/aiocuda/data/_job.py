@@ -47,8 +47,8 @@ class BatchJob:
         The number of rows that have expired and that workers are still decoding. They may write to the slot.
     """
 
-    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_running", "_started", "ended",
-                 "errors", "expired", "failure", "plan", "results", "seconds", "size", "slot")  # fmt: skip
+    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_returned", "_running", "_started",
+                 "ended", "errors", "expired", "failure", "plan", "results", "seconds", "size", "slot")  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class BatchJob:
         self._clock = clock
         self._lock = threading.Lock()
         self._next_row = 0
+        self._returned: list[int] = []  # rows that were taken and put back
         self._running = 0  # rows that were taken, and have neither ended nor expired
         self._started: dict[int, float] = {}  # the rows that are being decoded, if they may expire
         self._expired_rows: set[int] = set()
@@ -77,7 +78,7 @@ class BatchJob:
     @property
     def has_rows(self) -> bool:
         """True if a worker may take a row."""
-        return self._next_row < self.size and self.is_wanted
+        return (self._next_row < self.size or bool(self._returned)) and self.is_wanted
 
     @property
     def is_wanted(self) -> bool:
@@ -95,17 +96,30 @@ class BatchJob:
 
     # -- workers: any thread -------------------------------------------------------------------------------------
 
-    def take(self, most: int = 1) -> range:
+    def take(self, most: int = 1) -> Sequence[int]:
         """Return the next rows to decode; none if all have been taken, or the batch is not wanted any more."""
         with self._lock:
             if not self.has_rows:
                 return _NONE
-            rows = range(self._next_row, min(self._next_row + most, self.size))
-            self._next_row = rows.stop
+            rows: Sequence[int]
+            if self._returned:
+                rows = self._returned[:most]
+                del self._returned[:most]
+            else:
+                rows = range(self._next_row, min(self._next_row + most, self.size))
+                self._next_row = rows.stop
             self._running += len(rows)
             if self._clock is not None:
                 self._started.update(dict.fromkeys(rows, self._clock()))
             return rows
+
+    def put_back(self, rows: Sequence[int]) -> None:
+        """Let workers take rows again: the one that had them was lost."""
+        with self._lock:
+            self._returned += rows
+            self._running -= len(rows)
+            for row in rows:
+                self._started.pop(row, None)
 
     def report(
         self, rows: Sequence[int], results: Mapping[int, Any], errors: Mapping[int, BaseException], seconds: float
@@ -202,7 +216,14 @@ class RowQueue:
         """Add a job."""
         self._jobs.append(job)
 
-    def take(self) -> tuple[BatchJob, range] | None:
+    def put_back(self, job: BatchJob, rows: Sequence[int]) -> None:
+        """Let workers take rows of a job again, before all others."""
+        job.put_back(rows)
+        with self._lock:
+            if job not in self._jobs:
+                self._jobs.appendleft(job)
+
+    def take(self) -> tuple[BatchJob, Sequence[int]] | None:
         """Return rows of the oldest job; None if there are none."""
         with self._lock:
             while self._jobs:

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeAlias
 
 from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled
+from .._user_code import LEAVES_LOOP
 from ..completion._jobs import Jobs
 from ..errors import ClosedError
-from ._errors import WorkerLostError
+from ._errors import WorkerLostError, fatal_sample, no_restart_left
 from ._fields import Layout
 from ._job import BatchJob, RowQueue
 from ._shared_memory import SharedFile
@@ -27,11 +28,14 @@ __all__ = ["ProcessDecoders"]
 #: Why a process is replaced: it has ended, a sample took too long, or its epoch has been left and it does not return.
 _Why: TypeAlias = Literal["lost", "expired", "left"]
 
+#: A sample that has ended so many processes fails, where samples that fail are left out.
+MOST_TRIES = 2
+
 
 class _Place:
     """The place of one worker process: the process, which may be replaced by another one, and its request."""
 
-    __slots__ = ("attempt", "is_ready", "job", "number", "rows", "timer", "worker")
+    __slots__ = ("attempt", "exit_code", "is_ready", "job", "number", "rows", "timer", "tries", "worker")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -40,6 +44,8 @@ class _Place:
         self.job: BatchJob | None = None  # of the request; None if there is none
         self.rows: Sequence[int] = ()
         self.attempt = 0  # counts the requests that were begun
+        self.tries = 0  # the processes that the only row of the request has ended
+        self.exit_code: int | None = None  # of the last of them
         self.timer: asyncio.TimerHandle | None = None  # for the timeout of the request
 
     def stop_timer(self) -> None:
@@ -70,6 +76,9 @@ class ProcessDecoders:
         The number of processes.
     restarts
         How many processes may be started in place of lost ones.
+    skips
+        True if samples that fail are left out. Then one that has ended `MOST_TRIES` processes fails, and their
+        successors do not count as restarts.
     timeout
         Seconds for a sample; None is no limit.
     """
@@ -85,6 +94,7 @@ class ProcessDecoders:
         *,
         workers: int,
         restarts: int,
+        skips: bool,
         timeout: float | None,
     ) -> None:
         self._layout = layout
@@ -93,6 +103,7 @@ class ProcessDecoders:
         self._threads = threads
         self._rows = rows
         self._most_restarts = restarts
+        self._skips = skips
         self._timeout = timeout
         self._closed = False
         self._source, self._parts = payload
@@ -100,8 +111,9 @@ class ProcessDecoders:
         self._free: list[_Place] = []  # without a request
         self._decoding: dict[BatchJob, None] = {}
         self._replacing: set[asyncio.Task[None]] = set()
-        self._lost: Exception | None = None  # a process was lost, and no restart was left
+        self._lost: BaseException | None = None  # a process was lost, and no restart was left
         self._idle: asyncio.Future[None] | None = None  # set while `settle` waits
+        self._counted = 0  # of the restarts, those that count against the limit
         self.restarts = 0  #: processes that were started in place of lost ones
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -144,6 +156,8 @@ class ProcessDecoders:
         assert place.worker is not None
         place.worker.connect(partial(self._replied, place), partial(self._ended_itself, place))
         place.is_ready = True
+        if place.job is not None and not place.job.is_wanted:
+            self._leave(place, place.job)
         if place.job is None:
             self._next(place)
         else:
@@ -159,11 +173,16 @@ class ProcessDecoders:
             return
         self._decoding[job] = None
         self._rows.put(job)
-        for _ in range(min(len(self._free), job.size)):
+        self._use_free(job.size)
+
+    def _use_free(self, most: int) -> None:
+        """Send requests to processes that have none."""
+        for _ in range(min(len(self._free), most)):
             self._next(self._free.pop())
 
     def _next(self, place: _Place) -> None:
         """Send a request for the next rows, if there are any."""
+        place.tries = 0
         taken = None if self._closed else self._rows.take()
         if taken is None:
             place.job = None
@@ -217,6 +236,12 @@ class ProcessDecoders:
         place.stop_timer()
         job, rows = place.job, place.rows
         assert job is not None
+        if place.tries and self._skips and not self._count_restart():
+            index = job.plan.indices[rows[0]]
+            at = f"while it was decoding sample {index}, which another process has decoded"
+            how = f"has ended with exit code {place.exit_code} {at}"
+            self._fail(place, no_restart_left(how, index, place.exit_code))
+            return
         self._rows.note_seconds(reply.seconds, len(rows))
         self._next(place)  # first: the process has work while this one goes on
         if reply.failures or reply.results:
@@ -273,64 +298,109 @@ class ProcessDecoders:
         self._notify_idle()
 
     async def _replaced(self, place: _Place, why: _Why) -> None:
-        """End a process, and start another one in its place, if a restart is left."""
+        """End a process, and start another one in its place, if one may be started."""
         try:
-            error: Exception = await self._end(place, why)
-            job = place.job
-            if job is not None and not job.is_wanted:  # its rows are not decoded again
-                place.job = None
-                job.fail(error, place.rows)
-                self._done(job)
-            if self.restarts < self._most_restarts and not self._closed:
-                self.restarts += 1
-                worker = self._made(place)
-
-                def start() -> None:
-                    worker.start()
-                    worker.wait_until_ready()
-
-                await self._jobs.run(start)
-                self._connect(place)
-                if self._closed:
-                    worker.kill()
+            exit_code = await self._end(place)
+            row = self._shared.row_of(place.number)
+            error: BaseException = self._error(place, why, row, exit_code)
+            counts = self._end_request(place, why, row, exit_code)
+            if not self._closed and self._lost is None and (not counts or self._count_restart()):
+                await self._start_another(place)
                 return
-        except Exception as caught:  # noqa: BLE001 - the consumer gets it
-            error = caught
+        except BaseException as caught:
+            self._fail(place, caught)
+            if isinstance(caught, (asyncio.CancelledError, *LEAVES_LOOP)):
+                raise
+            return
         self._fail(place, error)
 
-    async def _end(self, place: _Place, why: _Why) -> WorkerLostError:
-        """End a process, and return the error for the case that no other one may be started."""
+    async def _end(self, place: _Place) -> int | None:
+        """End a process, and return its exit code. From then on it does not write to the shared memory."""
         worker = place.worker
         assert worker is not None
         worker.kill()
         worker.dismiss()
-        exit_code = await self._jobs.run(worker.end)  # from then on it does not write to the shared memory
-        row = self._shared.row_of(place.number)
+        return await self._jobs.run(worker.end)
+
+    async def _start_another(self, place: _Place) -> None:
+        self.restarts += 1
+        worker = self._made(place)
+
+        def start() -> None:
+            worker.start()
+            worker.wait_until_ready()
+
+        await self._jobs.run(start)
+        self._connect(place)
+        if self._closed:
+            worker.kill()
+
+    def _count_restart(self) -> bool:
+        """Count a process against ``restarts=``. Return False if none was left."""
+        if self._counted == self._most_restarts:
+            return False
+        self._counted += 1
+        return True
+
+    def _end_request(self, place: _Place, why: _Why, row: int | None, exit_code: int | None) -> bool:
+        """Decide on the rows of a process that has ended. Return True if its successor counts as a restart at once."""
         job = place.job
+        if job is None:
+            return True
+        if why == "expired":
+            place.job = None
+            late = TimeoutError(f"decoding took more than the timeout of {self._timeout:g} s")
+            self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), self._timeout or 0.0)
+            return True
+        if why == "left" or not job.is_wanted:
+            self._leave(place, job)
+            return why == "left" or row is None or not self._skips
+        if row is None:
+            return True  # no sample is the cause: the request is sent again
+        self._isolate(place, job, row, exit_code)
+        if self._skips and place.tries == MOST_TRIES:
+            place.job = None
+            self._report(job, [row], {}, {row: fatal_sample(job.plan.indices[row], place.tries, exit_code)}, 0.0)
+        return not self._skips
+
+    def _isolate(self, place: _Place, job: BatchJob, row: int, exit_code: int | None) -> None:
+        """Have the next process try the row that has ended the last one, and nothing else.
+
+        Its memory may have been damaged by an earlier row. If it was, the row succeeds alone.
+        """
+        others = [each for each in place.rows if each != row]
+        place.rows = (row,)
+        place.tries += 1
+        place.exit_code = exit_code
+        if others:
+            self._rows.put_back(job, others)
+            self._use_free(len(others))
+
+    def _leave(self, place: _Place, job: BatchJob) -> None:
+        """Decode the rows of a place no more: their batch is not wanted."""
+        place.job = None
+        job.put_back(place.rows)
+        self._done(job)
+
+    def _error(self, place: _Place, why: _Why, row: int | None, exit_code: int | None) -> WorkerLostError:
+        """Return the error for the case that no process may take the place of one that has ended."""
         if row is None and why == "expired":
             row = place.rows[0]  # the process has not begun with it
-        index = None if row is None or job is None else job.plan.indices[row]
+        index = None if row is None or place.job is None else place.job.plan.indices[row]
         at = "while it was decoding no sample" if index is None else f"while it was decoding sample {index}"
-        how = f"has ended with exit code {exit_code} {at}"
-        reason = "look for the reason in its output; exit code -9 is often the system's answer to too little memory"
         if why == "left":
             how = f"was killed {at}, since the epoch had been left and decode did not return in time"
-            reason = "set timeout=, or raise restarts="
+            return no_restart_left(how, index, exit_code, "set timeout=, or raise restarts=")
         if why == "expired":
-            assert job is not None
-            assert self._timeout is not None
             how = f"was killed, since sample {index} took more than the timeout of {self._timeout:g} s"
-            reason = "raise the timeout or restarts="
-            late = TimeoutError(f"decoding took more than the timeout of {self._timeout:g} s")
-            place.job = None
-            self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), self._timeout)
-        return WorkerLostError(
-            f"a worker process of the loader {how}, and restarts= allows no more processes in its place: {reason}",
-            index=index,
-            exit_code=exit_code,
-        )
+            return no_restart_left(how, index, exit_code, "raise the timeout or restarts=")
+        how = f"has ended with exit code {exit_code} {at}"
+        if index is not None:
+            tries = place.tries + 1
+            how += f", which was tried {'once' if tries == 1 else f'{tries} times'}"
+        return no_restart_left(how, index, exit_code)
 
-    def _fail(self, place: _Place, error: Exception) -> None:
+    def _fail(self, place: _Place, error: BaseException) -> None:
         """End all batches: a process was lost, and none takes its place."""
         job, place.job = place.job, None
         if job is not None:
@@ -362,6 +432,7 @@ class ProcessDecoders:
         self._notify_idle()
         await asyncio.wait({idle}, timeout=seconds)
         self._idle = None
+        self._decoding = {job: None for job in self._decoding if not job.done}  # without cancelled jobs
         return idle.done()
 
     async def end_requests(self) -> None:

@@ -101,8 +101,8 @@ class LoaderResources:
             raise
         self._closing.push_async_callback(self._off_loop, shared.close)  # when no slot is page-locked any more
         self._processes = ProcessDecoders(
-            source, options.layout, shared, jobs, self._threads, self._rows,
-            workers=options.workers, restarts=options.restarts, timeout=options.timeout,
+            source, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
+            restarts=options.restarts, skips=options.on_error != "raise", timeout=options.timeout,
         )  # fmt: skip
         starting = asyncio.get_running_loop().create_task(self._processes.open())
         try:

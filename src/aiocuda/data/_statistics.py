@@ -36,12 +36,14 @@ class LoaderStats:
         Delivered batches, and the samples in them.
     skipped
         Samples that failed and were skipped.
+    fatal
+        Of these, the indices of the samples that have ended their worker process twice.
     padded
         Delivered samples that repeat samples from the start of the epoch, so that every rank has as many batches.
     kept
         Batches that another library still held when the next one was requested. They were not freed.
     restarts
-        Worker processes that were started in place of lost ones.
+        Worker processes that were started in place of lost ones, also those that do not count against ``restarts=``.
     set_aside
         Samples that exceeded the timeout on a thread and whose function has not returned.
     nbytes
@@ -66,6 +68,7 @@ class LoaderStats:
     batches: int
     samples: int
     skipped: int
+    fatal: tuple[int, ...]
     padded: int
     kept: int
     restarts: int
@@ -138,6 +141,7 @@ class LoaderMeter:
         self.batches = self.samples = self.skipped = self.padded = self.set_aside = self.nbytes = 0
         self.source_seconds = self.decode_seconds = self.upload_seconds = 0.0
         self.consumer_seconds = self.waited_seconds = 0.0
+        self._fatal: dict[int, None] = {}  # indices, each once for all epochs
         self._wall = 0.0
         self._began: float | None = None  # the present epoch
         self._uploads = 0
@@ -174,6 +178,12 @@ class LoaderMeter:
         self.samples += samples
         self.padded += padded
 
+    def skip(self, index: int, *, is_fatal: bool) -> None:
+        """Count a sample that is skipped."""
+        self.skipped += 1
+        if is_fatal:
+            self._fatal[index] = None
+
     def times_upload(self) -> bool:
         """Count an upload. Return True if events are to measure its device time."""
         number, self._uploads = self._uploads, self._uploads + 1
@@ -206,6 +216,7 @@ class LoaderMeter:
             batches=self.batches,
             samples=self.samples,
             skipped=self.skipped,
+            fatal=tuple(self._fatal),
             padded=self.padded,
             kept=kept,
             restarts=restarts,

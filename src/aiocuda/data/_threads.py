@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._user_code import failure_of
@@ -29,7 +29,7 @@ class ThreadDecoder:
         self._rows = rows
         self._now = now
 
-    def decode(self, job: BatchJob, rows: range) -> bool:
+    def decode(self, job: BatchJob, rows: Sequence[int]) -> bool:
         """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
@@ -76,7 +76,7 @@ class LoaderThreads:
         name: str,
         threads: int,
         rows: RowQueue | None = None,
-        decode: Callable[[BatchJob, range], bool] | None = None,
+        decode: Callable[[BatchJob, Sequence[int]], bool] | None = None,
     ) -> None:
         self._rows = rows
         self._decode_rows = decode

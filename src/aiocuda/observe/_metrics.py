@@ -258,6 +258,7 @@ NESTED: Final[Mapping[str, Mapping[str, tuple[str, str, str | None]]]] = {
 #: Fields without a metric, with the reason.
 EXCLUDED: Final[Mapping[str, Mapping[str, str]]] = {
     "BatcherStatistics": {"batches": "the count of the histogram of sizes"},
+    "LoaderStats": {"fatal": "indices of samples, which are counted as skipped"},
     "PipelineStats": {"throughput": "the rate of the items"},
     "CoordinatorStatistics": {"registered": "the sum over the kinds"},
     "StreamPoolStatistics": {"strategy": "a name"},
