@@ -30,7 +30,7 @@ from aiocuda import (
     StreamGroup,
     StreamPool,
 )
-from aiocuda.data import DataLoader
+from aiocuda.data import DataLoader, to_device
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.adaptors import Adaptor
 from aiocuda.pipeline import Launch, SlotBuffer
@@ -809,6 +809,42 @@ async def asynchronous_samples_that_raise_from_the_start(device: Device, user: U
 async def memory_of_a_batch(device: Device, user: User) -> None:
     device.memory.use(lambda upstream: _Resource(upstream, user, "allocate"))
     user.assert_raised(await loads(device, range(5), user, first=(), decode=named))
+
+
+async def arrives(device: Device, source: Any, user: User) -> None:
+    """Check the exception of the second batch of a source, and the next iteration."""
+    delivered: list[int] = []
+
+    async def iteration() -> None:
+        async for batch in batches:
+            delivered.extend((await batch.stream.download(batch["y"])).reshape(1).tolist())
+
+    async with to_device(source, device) as batches:
+        user.assert_raised(await outcome(iteration()))
+        assert delivered == [0]
+        user.broken = False
+        delivered.clear()
+        await iteration()
+        assert delivered == [0, 3]
+
+
+class _AsyncBatches:
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for batch in self.batches:
+            yield batch
+
+
+@place
+async def parts_of_a_batch_for_a_device(device: Device, user: User) -> None:
+    await arrives(device, [named(np.array(0)), _Part(user, "parts")], user)
+
+
+@place
+async def parts_of_an_asynchronous_batch_for_a_device(device: Device, user: User) -> None:
+    await arrives(device, _AsyncBatches([named(np.array(0)), _Part(user, "parts")]), user)
 
 
 # Functions that are called in the caller's frame

@@ -17,7 +17,7 @@ from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import end_tasks
 from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP
+from .._user_code import LEAVES_LOOP, call, failure_of
 from ..errors import (
     BusyError,
     ClosedError,
@@ -332,11 +332,11 @@ class SourcePass:
         first = self._loading[0]
         if first.upload is None:
             assert first.error is not None
-            raise first.error
+            raise failure_of(first.error)  # as it is, a StopAsyncIteration would end the iteration
         if first.upload.poll():
             error = first.upload.finish()
             if error is not None:
-                raise error
+                raise failure_of(error)
             return self._loading.popleft()
         if not first.is_watched:
             first.is_watched = True
@@ -364,7 +364,7 @@ class SourcePass:
 
     async def _await_source(self, reader: AsyncReader) -> None:
         try:
-            self._read(_parts(await reader.read()), None)
+            self._read(call(_parts, await reader.read()), None)
         except asyncio.CancelledError as caught:
             if self._ending.has_begun:
                 raise
@@ -391,17 +391,19 @@ class SourcePass:
         self._wake()
 
     def _upload(self, number: int, parts: dict[Any, Any]) -> None:
-        upload: BatchUpload | None = BatchUpload(self.stream(number))
-        error: BaseException | None = None
+        upload = BatchUpload(self.stream(number))
         try:
             pool = resources_of(self._device).pinned_pool
-            upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})  # type: ignore[union-attr]
-        except BaseException as caught:
-            if isinstance(caught, LEAVES_LOOP):
+            upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})
+        except BaseException as error:
+            error.add_note(f"in batch {number} of the source, counted from 0")
+            self._exhausted = True
+            self._loading.append(_Loading(number, None, error))
+            if isinstance(error, LEAVES_LOOP):
+                self._wake()
                 raise
-            caught.add_note(f"in batch {number} of the source, counted from 0")
-            upload, error, self._exhausted = None, caught, True
-        self._loading.append(_Loading(number, upload, error))
+        else:
+            self._loading.append(_Loading(number, upload, None))
 
     def stream(self, number: int) -> Stream:
         """Return the stream of a batch."""
