@@ -396,6 +396,38 @@ async def test_bad_arguments_are_refused_at_the_call(device: Device, coordinator
     assert in_thread_error(coordinator) is WrongLoopError
 
 
+@pytest.mark.parametrize(
+    ("array", "error", "reason"),
+    [
+        (np.zeros(ITEMS + 1, np.uint32), InvalidArgumentError, "sizes differ"),
+        (np.zeros((ITEMS, 1), np.uint32), InvalidArgumentError, "shapes differ"),
+        (np.zeros(ITEMS, np.float32), InvalidTypeError, "dtypes differ"),
+    ],
+    ids=["size", "shape", "dtype"],
+)
+async def test_copy_of_another_shape_or_dtype_is_refused_at_the_call(
+    coordinator: AsyncCoordinator, array: Any, error: type[Exception], reason: str
+) -> None:
+    """No node is registered, and neither side is poisoned."""
+    up = coordinator.upload(ONES)
+    with pytest.raises(error, match=reason):
+        coordinator.upload(array, up.buffer)
+    for buffer in (up, up.buffer):
+        with pytest.raises(error, match=reason):
+            coordinator.download(buffer, array)
+    np.testing.assert_array_equal(await quickly(coordinator.download(up)), ONES)
+    assert (await quickly(coordinator.upload(array))).shape == array.shape
+    await coordinator.drain()
+    assert (coordinator.statistics().registered, coordinator.statistics().done) == (3, 3)
+
+
+async def test_copies_of_raw_bytes_fit_any_shape_and_dtype(coordinator: AsyncCoordinator) -> None:
+    raw = ONES.view(np.uint8)
+    up = coordinator.upload(raw, coordinator.upload_stream.empty(ITEMS, np.uint32))
+    np.testing.assert_array_equal(await quickly(coordinator.download(up, np.empty_like(raw))), raw)
+    np.testing.assert_array_equal(await quickly(coordinator.download(up)), ONES)
+
+
 def in_thread_error(coordinator: AsyncCoordinator) -> type[BaseException] | None:
     async def main() -> type[BaseException] | None:
         try:

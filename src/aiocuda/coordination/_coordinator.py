@@ -26,6 +26,7 @@ from ..kernels._extent import check_extent
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
 from ..stream._stream import launch_converted
+from ..stream._transfers import check_alike
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
 from ._node import KINDS, PRIORITIES, Kind, Node, NodePriority
@@ -161,6 +162,12 @@ class AsyncCoordinator(ProcessLocal):
             The name in errors and reports.
         label
             The label of the node and its operation, see `aiocuda.label`.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            The sizes, shapes or dtypes of ``source`` and ``target`` differ, see `Stream.copy`. No operation is
+            registered.
         """
         began, node = self._begin("transfer", "upload", stream, priority, description, label)
         array = as_source(source, self._resources.pinned_pool)
@@ -169,6 +176,7 @@ class AsyncCoordinator(ProcessLocal):
                 buffer = (stream or self.upload_stream).empty(array.shape, array.dtype)
             else:
                 buffer = _as_buffer(target)
+                check_alike(buffer, array)
         except DeviceOutOfMemory as error:
             self._link(node, after, [], began, error)
             return node
@@ -217,7 +225,13 @@ class AsyncCoordinator(ProcessLocal):
         reads: Iterable[Any] | None = None, writes: Iterable[Any] | None = None, stream: Stream | None = None,
         priority: NodePriority = "normal", description: str = "", label: str | None = None,
     ) -> Node[npt.NDArray[Any]]:  # fmt: skip
-        """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
+        """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            The sizes, shapes or dtypes of ``buffer`` and ``out`` differ, see `Stream.copy`. No operation is registered.
+        """
         began, node = self._begin("transfer", "download", stream, priority, description, label)
         uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
         error, (found,) = _resolve((buffer,))
@@ -225,6 +239,8 @@ class AsyncCoordinator(ProcessLocal):
         read: Iterable[Any] = ()
         if error is None:
             source = _as_buffer(found)
+            if target is not None:
+                check_alike(source, target)
             read = (source,)
             node.copies_out = True
             node.work = lambda stream: stream.download(source, target)
