@@ -7,8 +7,8 @@ Code in which a task waits for another task declares it for the duration of the 
 
 A deadlock is a set of waiting tasks of which none can go on before another one of the set does. It is found from these
 declarations when the last task of the set begins to wait; that task gets the `DeadlockError`. A wait without
-``can_end`` may be ended by any code, so it is no part of a deadlock. Only a coordinator with no progress for some time
-counts such waits as stuck, see `find_stuck`.
+``can_end`` may be ended by any code, so it is no part of a deadlock. A coordinator in which nothing moves counts such
+waits as stuck, too: it logs them, and ends them only after its ``deadlock_timeout``. See `find_stuck`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CanEnd: TypeAlias = Callable[[Collection[Task]], bool]
 
 
 class Wait:
-    """The wait of one task. The attributes are those of `waiting`."""
+    """The wait of one task. The attributes are those of `waiting`; ``since`` is the loop's time when it began."""
 
-    __slots__ = ("__weakref__", "can_end", "future", "loop", "task", "what")
+    __slots__ = ("__weakref__", "can_end", "future", "loop", "since", "task", "what")
 
     def __init__(self, task: Task, what: What, future: asyncio.Future[Any], can_end: CanEnd | None) -> None:
         self.task = task
@@ -43,6 +43,7 @@ class Wait:
         self.future = future
         self.can_end = can_end
         self.loop = task.get_loop()
+        self.since = self.loop.time()
 
 
 #: The present waits, by the id of the task. References are weak, so that a task can be garbage-collected with its loop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,8 @@ class Event(ProcessLocal):
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
         self._operation: StreamOperation[None] | None = None
-        #: Functions to call when it is recorded.
-        self._expected: list[Callable[[StreamOperation[None]], object]] | None = None
+        #: Functions to call when it is recorded. A dict, so that one of many is removed in constant time.
+        self._expected: dict[Callable[[StreamOperation[None]], object], None] | None = None
         self._borrow(device_state.leases.take(timing))
 
     def _borrow(self, lease: Lease) -> None:
@@ -96,11 +97,22 @@ class Event(ProcessLocal):
             call(self._operation)
         return self._operation
 
-    def _when_recorded(self, call: Callable[[StreamOperation[None]], object]) -> None:
-        """Call a function with the operation that records the event. It has not been recorded yet."""
+    def _when_recorded(self, call: Callable[[StreamOperation[None]], object]) -> Callable[[], None]:
+        """Call a function with the operation that records the event. It has not been recorded yet.
+
+        Returns a function that prevents the call. It keeps no reference to the event.
+        """
         if self._expected is None:
-            self._expected = []
-        self._expected.append(call)
+            self._expected = {}
+        self._expected[call] = None
+        known = weakref.ref(self)
+
+        def forget() -> None:
+            event = known()
+            if event is not None and event._expected is not None:
+                event._expected.pop(call, None)
+
+        return forget
 
     def _check(self) -> Lease:
         if self._lease is None or self._lease.generation != self._generation:

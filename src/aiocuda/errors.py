@@ -202,10 +202,11 @@ class CycleError(AiocudaError, RuntimeError):
 
 
 class DeadlockError(AiocudaError, RuntimeError):
-    """This wait can never end: the tasks wait for each other, or for an event that no task can bring about.
+    """This wait can never end: the tasks wait for each other. Or it has not ended within a ``deadlock_timeout``.
 
-    Examples are a pool with all streams leased by waiting tasks, and a barrier with a missing party. The last task that
-    began to wait gets this error; the others go on when it returns the leases that it holds.
+    An example is a pool with all streams leased by waiting tasks. The last task that began to wait gets this error; the
+    others go on when it returns the leases that it holds. What may only be late, such as a missing party of a barrier,
+    gets it only from an `AsyncCoordinator` with a ``deadlock_timeout``.
     """
 
     path: tuple[str, ...]  #: the waits, as text: each task, what it waits for, and which task holds it

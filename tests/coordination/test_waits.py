@@ -21,7 +21,7 @@ from aiocuda import (
 )
 from aiocuda._deadlock import waiting
 from aiocuda.testing import Latch
-from tests.coordination.test_deadlock import Clock, clock
+from tests.coordination.test_deadlock import INSTANTLY, Clock, check_often, clock
 from tests.helpers import SPIN, Reports, quickly, until
 
 __all__ = ["clock"]
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.mark.slow
 async def test_party_of_a_stream_barrier_that_never_arrives(device: Device, clock: Clock) -> None:
     """A party that waits in a bracket gets a `DeadlockError` with names; the others, that a party has left."""
-    async with AsyncCoordinator(device) as coordinator:
+    async with AsyncCoordinator(device, deadlock_timeout=0.5) as coordinator:
         barrier = StreamBarrier(4)
 
         async def party(name: str) -> None:
@@ -50,7 +50,7 @@ async def test_party_of_a_stream_barrier_that_never_arrives(device: Device, cloc
 @pytest.mark.slow
 async def test_unobserved_operations_do_not_hide_a_deadlock(device: Device) -> None:
     """An operation that has passed without a notification is not in flight."""
-    async with AsyncCoordinator(device) as coordinator:
+    async with AsyncCoordinator(device, deadlock_timeout=0.5) as coordinator:
         async with coordinator.operation("kernel"):
             pass
         barrier = StreamBarrier(2)
@@ -62,12 +62,10 @@ async def test_unobserved_operations_do_not_hide_a_deadlock(device: Device) -> N
 
 
 async def test_party_with_a_timeout_waits_as_long_as_that(device: Device) -> None:
-    async with AsyncCoordinator(device) as coordinator:
+    async with AsyncCoordinator(device, deadlock_timeout=INSTANTLY) as coordinator:
         barrier = StreamBarrier(2)
         async with coordinator.operation("barrier"):
-            task = asyncio.current_task()
-            assert task is not None
-            asyncio.get_running_loop().call_soon(lambda: [coordinator._scheduler.detector._tick() for _ in range(3)])
+            asyncio.get_running_loop().call_soon(check_often, coordinator)
             with pytest.raises(TimeoutError):
                 await barrier.wait(timeout=0.25)
     assert coordinator.statistics().deadlocks == 0
@@ -80,7 +78,7 @@ async def test_party_that_waits_for_a_stream_of_its_own_is_waited_for(
     await device.load(SPIN)
     latch.hold(stream)
     await latch.held()
-    async with AsyncCoordinator(device) as coordinator:
+    async with AsyncCoordinator(device, deadlock_timeout=INSTANTLY) as coordinator:
         barrier = StreamBarrier(2)
 
         async def works() -> None:
@@ -93,8 +91,7 @@ async def test_party_that_waits_for_a_stream_of_its_own_is_waited_for(
 
         tasks = [asyncio.create_task(works()), asyncio.create_task(waits())]
         await until(lambda: barrier.n_waiting == 1)
-        for _ in range(3):
-            coordinator._scheduler.detector._tick()
+        check_often(coordinator)
         latch.release()
         await quickly(asyncio.gather(*tasks))
     assert coordinator.statistics().deadlocks == 0

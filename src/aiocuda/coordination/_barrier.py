@@ -100,8 +100,8 @@ class StreamBarrier(ProcessLocal):
         TimeoutError
             The other parties did not arrive in time, or the device did not finish in time. This party has left.
         DeadlockError
-            The other parties never arrive: this one waits in a bracket of a coordinator, without a timeout, and
-            everything in the coordinator is blocked. The barrier is broken.
+            This party waits without a timeout inside a bracket of a coordinator, and nothing in that coordinator has
+            moved for its ``deadlock_timeout``. The barrier is broken.
         WrongDeviceError, WrongLoopError
             A stream of this party has another driver than the other streams, or another event loop. The barrier is
             broken. If the call itself comes from another event loop, the barrier is not affected.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
 
-from .._checks import is_coroutine_function, is_function, several
+from .._checks import check_timeout, is_coroutine_function, is_function, several
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
@@ -64,7 +64,7 @@ class CoordinatorStatistics(NamedTuple):
     average_overhead
         Host seconds per operation that the coordinator took, without the stream's own enqueue.
     deadlocks
-        How many `DeadlockError` were raised.
+        How many operations and waits have ended with a `DeadlockError`.
     """
 
     registered: int
@@ -115,19 +115,29 @@ class AsyncCoordinator(ProcessLocal):
         needed. Uploads and downloads have one stream of each priority.
     check
         Look for unordered accesses from now on, as ``open_device(check=True)`` does from the start.
+    deadlock_timeout
+        Seconds, more than 0, after which what is blocked gets a `DeadlockError`: operations that wait for an event that
+        is not recorded or a block that is not entered, and tasks that wait inside a block for something that no task
+        brings about. The time counts while nothing in the coordinator moves and no other work of the loop on this
+        device is unfinished. None, the default, and infinity: they wait, and the log event ``coordinator_still`` names
+        them after 0.5 s. A deadlock that is certain raises the error immediately in either case.
     """
 
-    def __init__(self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False) -> None:
+    def __init__(
+        self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False,
+        deadlock_timeout: float | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a coordinator orders the work of an aiocuda.Device, not {type(device).__name__}")
         _check_count("max_in_flight", max_in_flight, 4096)
         _check_count("streams", streams, 64)
+        timeout = _check_deadlock_timeout(deadlock_timeout)
         if check and device.checker is None:
             resources_of(device).checker = Checker()
         self.device = device
         self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
-        self._scheduler = Scheduler(device, max_in_flight, streams)
+        self._scheduler = Scheduler(device, max_in_flight, streams, timeout)
         self._extents: set[Any] = set()  # grids and blocks that were checked before
         #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
         self._checked_launch: tuple[Any, Any, Any] = (None, None, None)
@@ -451,8 +461,10 @@ class AsyncCoordinator(ProcessLocal):
         """Refuse new work with `ClosedError`, wait for all registered operations, then close the streams.
 
         The methods of the coordinator's streams refuse new work, too. Registered operations run, also on the host; an
-        open bracket continues until its block is left. Raises the failures that no waiter has received. If this call is
-        cancelled, the coordinator is left as by an exception from ``async with``.
+        open bracket continues until its block is left. Operations that depend on a bracket which was never entered fail
+        with `DeadlockError`. Operations that wait for an event are waited for until it is recorded. Raises the failures
+        that no waiter has received. If this call is cancelled, the coordinator is left as by an exception from
+        ``async with``.
         """
         scheduler = self._scheduler
         if not scheduler.closed:
@@ -502,6 +514,17 @@ def _check_count(name: str, value: object, most: int) -> None:
         raise InvalidTypeError(f"{name} is an integer, not {value!r}")
     if not 1 <= value <= most:
         raise InvalidArgumentError(f"{name} is from 1 to {most}, and this is {value}")
+
+
+def _check_deadlock_timeout(value: float | None) -> float | None:
+    """Return the option in seconds; None for no limit."""
+    seconds = check_timeout(value, "deadlock_timeout")
+    if seconds == 0:
+        raise InvalidArgumentError(
+            "deadlock_timeout is more than 0 seconds, and this is 0; None means that no wait is ended",
+            argument="deadlock_timeout",
+        )
+    return seconds
 
 
 def _as_buffer(thing: Any) -> DeviceBuffer:

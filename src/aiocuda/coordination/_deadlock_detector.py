@@ -1,28 +1,40 @@
 """DeadlockDetector: finds waits in a coordinator that cannot end.
 
-It uses two tests. By *structure*, immediately when a task begins to wait: a node can never be submitted because tasks
-that wait themselves hold all places or a prerequisite of the node. By *inactivity*: an event that is never recorded, a
-bracket that no task enters, a missing party of a barrier. It cannot be proved that these never come; but if everything
-in the coordinator has been blocked for half a second, the detector assumes so.
+It has two tests. By *structure*: a node can never be submitted because tasks that wait themselves hold all places or a
+prerequisite of the node, or because the coordinator closes and a prerequisite was never entered. This is proof, and
+raises `DeadlockError` immediately. By *stillness*: nothing in the coordinator moves because of an event that is not
+recorded, a bracket that no task enters, or a missing party of a barrier. These may only be late, for example because a
+task waits for a database. So stillness is logged, and is an error only after the program's own ``deadlock_timeout``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
-from .._deadlock import deadlock, find_stuck, waiting
+from .._deadlock import Wait, deadlock, find_stuck, waiting
 from .._device import Device
 from .._device_resources import DeviceResources
+from .._log import log
 from ..errors import DeadlockError
-from ._scheduled_node import ABANDONED, OPEN, SUBMITTED, NodeScheduler, ScheduledNode
+from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
 
 __all__ = ["STILL_SECONDS", "DeadlockDetector"]
 
-#: Seconds between two checks of a coordinator in which a node waits. No progress between two checks: it is blocked.
-STILL_SECONDS = 0.25
+#: Seconds without progress after which a coordinator counts as still.
+STILL_SECONDS = 0.5
+
+#: Seconds between two checks of a coordinator in which a node waits; fewer if its `deadlock_timeout` is short.
+CHECK_SECONDS = 0.25
+
+#: Seconds between two checks at least, however short the `deadlock_timeout` is.
+LEAST_CHECK_SECONDS = 0.01
+
+#: How many blocked nodes the text of the log event describes.
+MOST_DESCRIBED = 4
 
 
 class ObservedScheduler(NodeScheduler, Protocol):
@@ -32,10 +44,12 @@ class ObservedScheduler(NodeScheduler, Protocol):
     resources: DeviceResources
     max_in_flight: int
     in_flight: int
+    registered: int
     progress: int
     closed: bool
     waiting: dict[ScheduledNode[Any], None]
     open: dict[ScheduledNode[Any], asyncio.Task[Any] | None]
+    unentered: weakref.WeakKeyDictionary[ScheduledNode[Any], None]
     host_tasks: set[asyncio.Task[None]]
 
     def poll(self) -> None: ...
@@ -46,27 +60,41 @@ class ObservedScheduler(NodeScheduler, Protocol):
 class DeadlockDetector:
     """The deadlock detector of one coordinator.
 
+    Parameters
+    ----------
+    scheduler
+        The coordinator's scheduler.
+    timeout
+        Seconds of stillness after which the blocked nodes and waits get a `DeadlockError`; None for never.
+
     Attributes
     ----------
     found : int
         How many deadlocks it has found.
     """
 
-    __slots__ = ("_progress", "_scheduler", "_timer", "found")
+    __slots__ = ("_counts", "_logged", "_period", "_scheduler", "_still_since", "_timeout", "_timer", "_told", "found")
 
-    def __init__(self, scheduler: ObservedScheduler) -> None:
+    def __init__(self, scheduler: ObservedScheduler, timeout: float | None = None) -> None:
         self._scheduler = scheduler
+        self._timeout = timeout
+        self._period = CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, max(timeout / 4, LEAST_CHECK_SECONDS))
         self._timer: asyncio.TimerHandle | None = None
-        self._progress = -1
+        self._still_since = 0.0  # the loop's time
+        self._counts = (0, 0)  # registrations, and submissions and ends of nodes, at `_still_since`
+        self._told = False  # True if the log has what was blocked at `_still_since`
+        #: The ids of the blocked nodes that were logged last.
+        self._logged: frozenset[int] = frozenset()
         self.found = 0
 
     def start(self) -> None:
         """Check the coordinator periodically as long as nodes wait."""
-        if self._timer is None:
-            self._timer = self._scheduler.loop.call_later(STILL_SECONDS, self._tick)
+        if self._timer is None and not self._scheduler.closed:
+            self._restart()
+            self._arm()
 
     def stop(self) -> None:
-        """Stop: the coordinator has been closed."""
+        """Stop: no node waits, or the coordinator has been closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -117,72 +145,139 @@ class DeadlockDetector:
                     return False
         return True
 
-    # -- by inactivity -------------------------------------------------------------------------------------------
+    def fail_behind_unentered(self) -> None:
+        """Fail the nodes that wait for brackets that no task has entered: no task can, as the coordinator closes."""
+        scheduler = self._scheduler
+        for bracket in list(scheduler.unentered):
+            for node in bracket.dependents or ():
+                if node.phase < OPEN and node.role != "bracket" and node.root_failure is None:
+                    text = f"{node.name} waits for {bracket.name}, which was never entered; the coordinator closes"
+                    self._fail(node, DeadlockError(text, path=(node.name, bracket.name)))
+
+    def _fail(self, node: ScheduledNode[Any], error: DeadlockError) -> None:
+        """Record that a node fails because a prerequisite never comes."""
+        self.found += 1
+        self._scheduler.note_unread(node.fail(error))
+
+    # -- by stillness --------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        # In an empty context: the log event belongs to no task, and the timer keeps no task's variables.
+        scheduler = self._scheduler
+        self._timer = scheduler.loop.call_later(self._period, self._tick, context=scheduler.context)
+
+    def _restart(self) -> None:
+        """Measure stillness from now on: something moves."""
+        scheduler = self._scheduler
+        self._still_since = scheduler.loop.time()
+        self._counts = scheduler.registered, scheduler.progress
+        self._told = False
 
     def _tick(self) -> None:
-        self._timer = None
         scheduler = self._scheduler
-        if scheduler.closed or not scheduler.waiting:
-            return
-        if scheduler.device.closed:  # nothing more is submitted
-            if scheduler.open:  # when they have ended, `leave` wakes the tasks that wait for a bracket
-                self.start()
+        try:
+            if scheduler.waiting and not scheduler.closed:
+                self._check()
+        finally:  # not earlier: a check may call `start`, which must not measure anew
+            if scheduler.waiting and not scheduler.closed:
+                self._arm()
             else:
+                self.stop()
+
+    def _check(self) -> None:
+        scheduler = self._scheduler
+        if scheduler.device.closed:  # nothing more is submitted
+            if not scheduler.open:  # when they have ended, `leave` wakes the tasks that wait for a bracket
                 scheduler.leave()
             return
-        if scheduler.device.driver.fault is not None or scheduler.progress == self._progress:
-            scheduler.poll()  # operations may have passed without a notification
-        if scheduler.progress != self._progress:
-            self._progress = scheduler.progress
-        elif scheduler.in_flight == len(scheduler.open) and not scheduler.host_tasks:
-            self._check_inactive()
-        if scheduler.waiting:
-            self.start()
+        scheduler.poll()  # operations may have passed without a notification
+        if self._counts != (scheduler.registered, scheduler.progress):
+            self._restart()
+        elif not self._told or self._timeout is not None:
+            self._check_still()
 
-    def _check_inactive(self) -> None:
-        """Fail what is blocked: neither the device nor a thread works, and there was no progress for a while."""
+    def _is_at_work(self) -> bool:
+        """True if the device or a thread works: a task may wait for that, and then unblock the coordinator."""
         scheduler = self._scheduler
+        if scheduler.in_flight > len(scheduler.open) or scheduler.host_tasks:
+            return True
         loop_state = scheduler.resources.loop_states.here()
         for queue in list(loop_state.queues):
             queue.poll()
-        if loop_state.blocking() or any(not queue.idle for queue in loop_state.queues):
-            return  # a task may wait for work outside the coordinator, and then unblock the coordinator
+        return loop_state.blocking() or any(not queue.idle for queue in loop_state.queues)
+
+    def _check_still(self) -> None:
+        """Log what is blocked, once it has been still for long enough; fail it after the timeout."""
+        if self._is_at_work():
+            self._restart()
+            return
+        nodes, stuck = self._find_blocked()
+        if not nodes:
+            return
+        bracket_tasks = set(self._scheduler.open.values())
+        waits = [wait for wait in stuck if wait.task in bracket_tasks]
+        # A bracket moves when its task begins to wait for something else.
+        still = self._scheduler.loop.time() - max([self._still_since, *(wait.since for wait in waits)])
+        if still >= STILL_SECONDS and not self._told:
+            self._told = True
+            self._log(nodes, stuck)
+        if self._timeout is not None and still >= self._timeout:
+            self._restart()
+            if stuck:
+                self._end_waits(waits, stuck)
+            else:
+                self._end_nodes(nodes)
+
+    def _find_blocked(self) -> tuple[list[ScheduledNode[Any]], list[Wait]]:
+        """Return the nodes that only a task can unblock; if these are open brackets, also the waits of all such tasks.
+
+        A bracket is blocked if its task waits for something that no other task will end, as far as the library knows.
+        If the task of one bracket is at work, nothing counts as blocked.
+        """
+        scheduler = self._scheduler
+        if not scheduler.open:
+            return [node for node in scheduler.waiting if node.phase != OPEN and _blockers(node)], []
         stuck = find_stuck(scheduler.loop, patient=False)
         tasks = {wait.task for wait in stuck}
-        if not all(task in tasks for task in scheduler.open.values()):
-            return  # a task is at work inside its bracket
-        bracket_tasks = set(scheduler.open.values())
-        if bracket_tasks:
-            for wait in stuck:
-                if wait.task in bracket_tasks and not wait.future.done():
-                    self.found += 1
-                    wait.future.set_exception(deadlock(stuck))
+        if all(task in tasks for task in scheduler.open.values()):
+            return list(scheduler.open), stuck
+        return [], []
+
+    def _log(self, nodes: list[ScheduledNode[Any]], stuck: list[Wait]) -> None:
+        """Write one log event for each set of blocked nodes. A part of a set that was logged has been named in it."""
+        blocked = frozenset(node.id for node in nodes)
+        if blocked <= self._logged:
             return
-        for node in list(scheduler.waiting):
-            blockers = [other for other in node.prerequisites if not other.waitable and _is_held(other)]
-            if blockers and node.phase < OPEN and not _is_held(node):
-                self._fail(node, blockers)
-            elif blockers and node.phase == ABANDONED:  # it has its error, and only keeps its place in the order
-                self._release(node, blockers)
+        self._logged = blocked
+        if stuck:
+            text = str(deadlock(stuck))
+        else:
+            texts = [str(_still_error(node, _blockers(node))) for node in nodes[:MOST_DESCRIBED]]
+            more = len(nodes) - len(texts)
+            text = "; ".join([*texts, f"and {more} more"] if more else texts)
+        device = self._scheduler.device.name
+        log("warning", "coordinator_still", device=device, blocked=len(nodes), seconds=STILL_SECONDS, error=text)
 
-    def _fail(self, node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> None:
-        """Fail a node, and remove its edges to the prerequisites that never come."""
-        self.found += 1
-        names = tuple(other.description or other.name for other in blockers)
-        error = DeadlockError(
-            f"{node.name} waits for {', '.join(names)}; everything in the coordinator is blocked",
-            path=(node.name, *names),
-        )
-        self._scheduler.note_unread(node.fail(error))
-        node.wake_waiters()
-        self._release(node, blockers)
+    def _end_waits(self, waits: list[Wait], stuck: list[Wait]) -> None:
+        """Raise `DeadlockError` in the tasks of the open brackets."""
+        for wait in waits:
+            if not wait.future.done():
+                self.found += 1
+                wait.future.set_exception(deadlock(stuck))
 
-    def _release(self, node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> None:
-        """Remove the edges of a node to the prerequisites that never come."""
-        for other in blockers:
-            node.drop_prerequisite(other)
-        if not node.unmet:
-            self._scheduler.prerequisites_met((node,))
+    def _end_nodes(self, nodes: list[ScheduledNode[Any]]) -> None:
+        """Fail the blocked nodes, and remove their edges to the prerequisites that never come."""
+        for node in nodes:
+            blockers = _blockers(node)
+            if not blockers:
+                continue  # a node that was released before it has changed this one
+            if node.phase < OPEN:  # an abandoned one has its error, and only keeps its place in the order
+                self._fail(node, _still_error(node, blockers))
+                node.wake_waiters()
+            for other in blockers:
+                node.drop_prerequisite(other)
+            if not node.unmet:
+                self._scheduler.prerequisites_met((node,))
 
 
 def _with_prerequisites(node: ScheduledNode[Any]) -> Iterator[ScheduledNode[Any]]:
@@ -201,3 +296,15 @@ def _with_prerequisites(node: ScheduledNode[Any]) -> Iterator[ScheduledNode[Any]
 def _is_held(node: ScheduledNode[Any]) -> bool:
     """True if a task must act before the node is submitted: record an event, or enter or leave a bracket."""
     return node.phase == OPEN or (node.phase < OPEN and node.role in ("event", "bracket"))
+
+
+def _still_error(node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> DeadlockError:
+    """Return the error of a node that waits for these prerequisites and for nothing else."""
+    names = tuple(other.description or other.name for other in blockers)
+    text = f"{node.name} waits for {', '.join(names)}; everything in the coordinator is blocked"
+    return DeadlockError(text, path=(node.name, *names))
+
+
+def _blockers(node: ScheduledNode[Any]) -> list[ScheduledNode[Any]]:
+    """Return the prerequisites of a waiting node that a task must act for."""
+    return [other for other in node.prerequisites if not other.waitable and _is_held(other)]

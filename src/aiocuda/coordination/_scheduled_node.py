@@ -116,6 +116,8 @@ class NodeScheduler(Protocol):
 
     def watch_end(self, node: ScheduledNode[Any]) -> None: ...
 
+    def forget_event(self, node: ScheduledNode[Any]) -> None: ...
+
     def note_unread(self, failure: RootFailure) -> None: ...
 
     def abandon(self, node: ScheduledNode[Any]) -> bool: ...
@@ -409,6 +411,8 @@ class ScheduledNode(Node[T_co]):
             self.unmet -= 1
         self.unmet -= other.remove_done_callback(self._prerequisite_done)
         del self.prerequisites[other]
+        if other.role == "event" and not (other.dependents or other.callbacks):
+            self.scheduler.forget_event(other)
 
     def blocking_failure(self) -> RootFailure | None:
         """Return the failure because of which the node must not run: its own, or of a prerequisite that it needs."""

@@ -103,7 +103,7 @@ class Scheduler:
         Host seconds of the scheduler, of the sampled nodes.
     """
 
-    def __init__(self, device: Device, max_in_flight: int, streams: int) -> None:
+    def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:
         self.device = device
         self.resources = resources_of(device)
         self.driver = device.driver
@@ -115,7 +115,7 @@ class Scheduler:
         self.graph = DependencyGraph()
         self.ready: ReadyQueue[ScheduledNode[Any]] = ReadyQueue()
         self.streams = CoordinatorStreams(device, streams)
-        self.detector = DeadlockDetector(self)
+        self.detector = DeadlockDetector(self, deadlock_timeout)
         self.submitted = self.streams.submitted
         self.in_flight = 0
         self.waiting: dict[ScheduledNode[Any], None] = {}
@@ -124,6 +124,8 @@ class Scheduler:
         self.substituted: list[ScheduledNode[Any]] = []
         self.unread: dict[RootFailure, None] = {}
         self.host_tasks: set[asyncio.Task[None]] = set()
+        #: Nodes of events that have not been recorded. Each function lets the event forget its node.
+        self._unrecorded: dict[ScheduledNode[Any], Callable[[], None]] = {}
         self.has_back_edges = False
         #: Nodes without unmet prerequisites, until `submit_ready` admits them.
         self._met: deque[ScheduledNode[Any]] = deque()
@@ -480,12 +482,23 @@ class Scheduler:
             if operation is None:
                 node.role = "event"
                 node.description = f"an event that was never recorded, {thing!r}"
-                thing._when_recorded(lambda operation: self._attach(node, operation))
+                self._unrecorded[node] = thing._when_recorded(lambda operation: self._recorded(node, operation))
                 return node
             thing = operation
         thing.queue.check_loop()
         self._attach(node, thing)
         return node
+
+    def _recorded(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
+        """Let the node of an event become that of the operation that records it."""
+        self._unrecorded.pop(node, None)
+        self._attach(node, operation)
+
+    def forget_event(self, node: ScheduledNode[Any]) -> None:
+        """Let an event that has not been recorded forget its node: nothing waits for it any more."""
+        forget = self._unrecorded.pop(node, None)
+        if forget is not None:
+            forget()
 
     def _attach(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
         """Make the node of outside work waitable as soon as its stream has accepted the operation."""
@@ -594,6 +607,10 @@ class Scheduler:
             if node.phase < OPEN and node.root_failure is None:
                 node.fail(fault.again()).delivered = True  # every operation of the device delivers the fault
                 node.end_early(FAILED)
+        self._abandon_unrecorded()  # no event is recorded any more, and no bracket is entered
+        for bracket in list(self.unentered):
+            if not bracket.waitable:
+                bracket.become_waitable()
         while self.ready.size:
             self._met.append(self.ready.pop())
         for nodes in self._blocked.values():
@@ -830,6 +847,8 @@ class Scheduler:
         self.closing = True
         if self.loop_in_use is _get_running_loop():  # otherwise the device closes the streams, on their loop
             self.streams.refuse()
+            if not self.resources.closing:  # a device that closes withdraws what waits for a task
+                self.detector.fail_behind_unentered()
             self._abandon_unentered()
 
     def moving(self) -> bool:
@@ -849,6 +868,7 @@ class Scheduler:
         """Close the streams. All nodes have finished."""
         self.closed = True
         self._abandon_unentered()
+        self._abandon_unrecorded()
         self.detector.stop()
         self.graph.clear()
         for stream in self.streams.all():
@@ -864,6 +884,7 @@ class Scheduler:
         self._abandon_unentered()
         for node in list(self.waiting):
             self.abandon(node)
+        self._abandon_unrecorded()
         for task in self.host_tasks:
             task.cancel()
         self.detector.stop()
@@ -879,3 +900,10 @@ class Scheduler:
         """Withdraw the brackets that have not been entered, and so wake the tasks that wait for them."""
         for node in list(self.unentered):
             self.abandon(node)
+
+    def _abandon_unrecorded(self) -> None:
+        """Withdraw the nodes of events that have not been recorded: those that wait for them have been abandoned."""
+        for node in list(self._unrecorded):
+            self.forget_event(node)
+            node.end_early(ABANDONED)
+            node.become_waitable()
