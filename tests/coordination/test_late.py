@@ -18,6 +18,7 @@ from aiocuda import (
     AsyncCoordinator,
     BrokenBarrierError,
     ClosedError,
+    CycleError,
     DeadlockError,
     Device,
     DeviceFault,
@@ -382,6 +383,26 @@ def test_tasks_that_wait_for_each_others_bracket_get_the_error_immediately(log: 
 
     simulated(main)
     assert log.events == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.asyncio
+async def test_bracket_that_waits_for_its_dependent_by_accesses_is_refused(device: Device, waits: bool) -> None:
+    """Its accesses count from its block on, so the download, which is earlier, reads the bytes before."""
+    recorded = unrecorded(device)
+    async with AsyncCoordinator(device) as coordinator, device.stream() as stream:
+        buffer = await coordinator.upload(ONES)
+        bracket = coordinator.operation("kernel", after=recorded if waits else (), writes=[buffer])
+        down = coordinator.download(buffer, after=bracket)
+        with pytest.raises(CycleError, match="kernel 2 → transfer 3 → kernel 2") as caught:
+            await quickly(bracket.__aenter__())
+        assert bracket.state == "failed"
+        stream.record(event=recorded)
+        with pytest.raises(SkippedError) as skipped:
+            await quickly(down)
+        assert type(skipped.value.__cause__) is type(caught.value)
+        again = coordinator.upload(SEVENS, buffer)
+        np.testing.assert_array_equal(await quickly(coordinator.download(buffer, after=again)), SEVENS)
 
 
 def test_nodes_behind_a_bracket_that_was_not_entered_fail_when_the_coordinator_closes(log: Log) -> None:

@@ -31,6 +31,9 @@ class Bracket(ScheduledNode[Any]):
     submitted; they need not be done. Inside the block, any library can enqueue work on `stream`. That work runs after
     the dependencies, and nodes that depend on the bracket run after all of it. ``bracket.set_result(value)`` sets the
     result of awaiting the bracket.
+
+    The accesses of a bracket count from the moment when a task enters it. Entering raises `CycleError` if an operation
+    that was registered before has conflicting accesses and depends on the bracket.
     """
 
     scheduler: Scheduler
@@ -62,6 +65,8 @@ class Bracket(ScheduledNode[Any]):
         for other in after:
             self.depend_on(other, True)
         scheduler.register(self, accesses)
+        if self.unmet and self.dependents:
+            scheduler.check_entered(self)
         try:
             if self.phase < OPEN:
                 await _Until(self, OPEN)

@@ -189,11 +189,16 @@ class DependencyGraph:
             block.poison.pop(self, None)
         self._poisoned.clear()
 
+    @classmethod
+    def check_acyclic(cls, dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
+        """Raise `CycleError` if the prerequisite of a new edge already depends on the dependent."""
+        if prerequisite not in dependent.prerequisites:
+            cls.check_prerequisite(dependent, prerequisite)
+
     @staticmethod
-    def check_acyclic(dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
-        """Raise `CycleError` if the prerequisite already depends on the dependent."""
-        known = prerequisite in dependent.prerequisites
-        if known or (prerequisite.id < dependent.id and not dependent.scheduler.has_back_edges):
+    def check_prerequisite(dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
+        """Raise `CycleError` if a prerequisite depends on the dependent."""
+        if prerequisite.id < dependent.id and not dependent.scheduler.has_back_edges:
             return
         path = path_between(
             prerequisite, dependent, lambda node: node.prerequisites, lambda node: node.dependents or ()

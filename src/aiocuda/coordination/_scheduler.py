@@ -37,7 +37,7 @@ from ..completion._stream_queue import (
     nothing,
     stream_queue,
 )
-from ..errors import ClosedError
+from ..errors import ClosedError, CycleError
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
 from ._deadlock_detector import DeadlockDetector
@@ -239,6 +239,24 @@ class Scheduler:
             self._withdraw_ready(dependent)
             if not dependent.unmet:  # the prerequisite is waitable, and has failed
                 self.prerequisites_met((dependent,))
+
+    def check_entered(self, bracket: ScheduledNode[Any]) -> None:
+        """Fail a bracket that was entered, and raise `CycleError`, if it depends on nodes that depend on it."""
+        error: CycleError | None = None
+        for other in list(bracket.prerequisites):
+            try:
+                self.graph.check_prerequisite(bracket, other)
+            except CycleError as found:
+                error = error or found
+                bracket.drop_prerequisite(other)
+        if error is None:
+            return
+        bracket.fail(error)
+        bracket.deliver_failure()
+        bracket.end_early(FAILED)
+        if not bracket.unmet:
+            self.prerequisites_met((bracket,))
+        raise error
 
     def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None:
         """Admit nodes that have no unmet prerequisites any more."""
