@@ -88,7 +88,7 @@ class Exports:
         self.returned: deque[Export] = deque()
         self._driver = device_state.driver
         self._held: dict[Export, None] = {}
-        self._complete: WeakSet[Block] = WeakSet()  # without CUDA: those of `note_complete`
+        self._complete: WeakSet[Block] | None = None  # without CUDA: those of `note_complete`
         #: (device, address, bytes) → the bytes, on a driver whose device memory the host can read.
         self._peek: Callable[[int, int, int], npt.NDArray[np.uint8]] | None = getattr(self._driver, "peek", None)
         self._closed = False
@@ -108,11 +108,15 @@ class Exports:
     def note_complete(self, buffers: Iterable[DeviceBuffer]) -> None:
         """Note that buffers are complete when the program gets them. Without CUDA, others get copies in host memory."""
         if not self.is_cuda and self._peek is not None:
+            self._complete = self._complete or WeakSet()
             self._complete.update(map(block_of, buffers))
+
+    def _is_complete(self, buffer: DeviceBuffer) -> bool:
+        return self._complete is not None and block_of(buffer) in self._complete
 
     def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
         """Return the (DLPack device type, index) of an export: host memory, if that is a copy of a complete buffer."""
-        return (_dlpack.CPU, 0) if block_of(buffer) in self._complete else self.memory_of(buffer)
+        return (_dlpack.CPU, 0) if self._is_complete(buffer) else self.memory_of(buffer)
 
     def memory_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
         """Return (DLPack device type, index). Without CUDA the type is one that no other library accepts."""
@@ -175,7 +179,7 @@ class Exports:
         return not self.is_cuda and stream is None and (dl_device is None or dl_device[0] != _dlpack.EXTENSION)
 
     def _check_complete(self, buffer: DeviceBuffer) -> None:
-        if block_of(buffer) not in self._complete:
+        if not self._is_complete(buffer):
             raise UnsupportedExportError(
                 f"{buffer!r} is not CUDA's memory, and no other library can use it: `await stream.download(buffer)` is "
                 "a NumPy array, for torch.from_numpy and others. Only the batches of a loader are exported here, as "
