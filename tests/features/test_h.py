@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceBuffer, UnsupportedError
+from aiocuda import Device, DeviceBuffer, UnsupportedError, WrongDeviceError
 from aiocuda._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
@@ -36,7 +36,7 @@ async def test_one_address_for_host_and_device(device: Device) -> None:
 
 
 async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
-    """H2: each is awaited, and the driver confirms it."""
+    """H2: each is awaited, and the driver confirms it. Only the buffer's own device and the host access it."""
     driver = HostDriver(devices=2)
     try:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
@@ -48,6 +48,11 @@ async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
             for to, place in (("device", 0), ("host", -1), (1, 1)):
                 await quickly(stream.prefetch(buffer, to))
                 await quickly(buffer.advise("preferred_location", to))
+                if to == 1:
+                    with pytest.raises(WrongDeviceError):
+                        await buffer.advise("accessed_by", to)
+                    assert await told() == ManagedAttributes(False, place, frozenset(), place)
+                    continue
                 await quickly(buffer.advise("accessed_by", to))
                 assert await told() == ManagedAttributes(False, place, frozenset({place}), place)
                 await quickly(buffer.unadvise("accessed_by", to))

@@ -55,16 +55,40 @@ async def test_each_advice_is_set_and_taken_back(device: Device) -> None:
         assert await attributes(buffer) == nothing
 
 
-async def test_advice_for_each_of_several_devices() -> None:
+@pytest.mark.parametrize("method", ["advise", "unadvise"])
+async def test_another_device_is_refused_as_an_accessor(method: str) -> None:
+    """No stream of that device can use the buffer, so the advice would promise what a launch there refuses."""
+    with Peer(HostDriver(devices=2)) as peer:
+        async with (
+            aiocuda.open_device(driver=peer.driver) as device,
+            aiocuda.open_device(1, driver=peer.driver) as second,
+            second.stream() as stream,
+        ):
+            buffer = device.unified(4096, np.uint8)
+            for to in (1, second):
+                with pytest.raises(
+                    WrongDeviceError, match=r"device 1 cannot access .* copy it .* stream\.copy"
+                ) as caught:
+                    await getattr(buffer, method)("accessed_by", to)
+                assert vars(caught.value) == {"device": 1, "expected": 0}
+            with pytest.raises(WrongDeviceError):
+                await stream.fill(buffer, 1)
+            assert peer.calls["advise"] == 0
+            await stream.copy(second.unified(4096, np.uint8), buffer)  # the cure
+
+
+async def test_memory_of_another_device_as_the_preferred_location() -> None:
     driver = HostDriver(devices=2)
     try:
-        async with aiocuda.open_device(driver=driver) as device, aiocuda.open_device(1, driver=driver) as second:
+        async with aiocuda.open_device(driver=driver) as device:
             buffer = device.unified(4096, np.uint8)
-            await asyncio.gather(buffer.advise("accessed_by", second), buffer.advise("accessed_by", "host"))
-            await buffer.advise("accessed_by")
-            assert (await attributes(buffer)).accessed_by == {-1, 0, 1}
-            await buffer.unadvise("accessed_by", 1)
+            await buffer.advise("preferred_location", 1)
+            assert (await attributes(buffer)).preferred_location == 1
+            await buffer.unadvise("preferred_location")
+            await asyncio.gather(buffer.advise("accessed_by"), buffer.advise("accessed_by", "host"))
             assert (await attributes(buffer)).accessed_by == {-1, 0}
+            await buffer.unadvise("accessed_by")
+            assert (await attributes(buffer)).accessed_by == {-1}
     finally:
         driver.close()
 
