@@ -26,7 +26,7 @@ from aiocuda import (
 )
 from aiocuda.testing import Latch
 from tests.context.programs import SIZE, everything, numbered, value
-from tests.helpers import Peer, in_thread, quickly
+from tests.helpers import Peer, in_thread, quickly, turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -134,8 +134,33 @@ async def test_it_belongs_to_one_loop() -> None:
                     use()
             with pytest.raises(WrongLoopError):
                 await context.triple_buffered_step(numbered(1))
+            with pytest.raises(WrongLoopError, match="this context belongs to another event loop"):
+                await context.aclose()
 
+        assert context.pool.has_ready()
+        pipeline = context.pipeline([Stage("only", lambda slot: None)])
+        streams = context.device.statistics().streams
         await asyncio.get_running_loop().run_in_executor(None, in_thread, elsewhere)
+        assert context.device.statistics().streams == streams
+        assert await quickly(pipeline.execute_iteration(4)) is None
+        await quickly(everything(context))  # nothing refuses new work
+    assert context.device.closed
+    assert context.device.statistics().streams == 0
+
+
+async def test_it_ends_after_its_loop() -> None:
+    """Parts of a closed loop raise; the device is closed nevertheless."""
+
+    async def opened() -> ManagedContext:
+        context = await ManagedContext(driver="host")
+        assert context.pool.has_ready()
+        return context
+
+    context = await asyncio.to_thread(in_thread, opened)
+    with pytest.raises(ClosedError, match="the event loop of this pool has been closed"):
+        await quickly(context.aclose())
+    await quickly(context.aclose())
+    assert "closed" in repr(context)
 
 
 async def test_a_device_that_does_not_open_leaves_a_context_that_is_not_open() -> None:
@@ -238,6 +263,68 @@ async def test_cancelling_ends_everything() -> None:
     with pytest.raises(asyncio.CancelledError):
         await quickly(task)
     assert contexts[0].device.closed
+
+
+async def holding(context: ManagedContext, latch: Latch) -> None:
+    """Hold the stream of a lease, whose pool is closed before the device."""
+    lease = await context.pool.stream()
+    latch.hold(lease)
+    await quickly(latch.held())
+
+
+async def test_second_call_waits_for_the_same_end() -> None:
+    context = await ManagedContext(driver="host")
+    with Latch(context.device, seconds=10) as latch:
+        await holding(context, latch)
+        calls = [asyncio.create_task(context.aclose()) for _ in range(3)]
+        await turns(9)
+        assert not any(call.done() for call in calls)
+        calls[1].cancel()  # it ends its own wait alone
+        await turns(9)
+        assert [call.done() for call in calls] == [False, True, False]
+        assert not context.device.closed
+        latch.release()
+        await quickly(calls[2])
+        assert context.device.closed
+        await quickly(calls[0])
+    assert context.device.statistics().streams == 0
+
+
+async def test_time_limit_of_the_end_ends_everything() -> None:
+    context = await ManagedContext(driver="host")
+    context.device.drain_timeout = 10.0
+    with Latch(context.device, seconds=10) as latch:
+        await holding(context, latch)
+        asyncio.get_running_loop().call_later(0.01, latch.release)
+        with pytest.raises(TimeoutError):
+            await quickly(asyncio.wait_for(context.aclose(), 0.001))
+        assert context.device.closed
+        await context.aclose()
+    assert context.device.statistics().streams == 0
+
+
+async def test_exception_in_the_block_beside_a_call_ends_both() -> None:
+    """The call waits for a stage that never ends. An exception limits the wait for it."""
+
+    async def never(slot: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    context = ManagedContext(driver="host")
+    with pytest.raises(ZeroDivisionError):
+        async with context:
+            item = asyncio.create_task(context.pipeline([Stage("never", never)]).execute_iteration(1))
+            await quickly(begun.wait())
+            call = asyncio.create_task(context.aclose())
+            await turns(9)
+            raise ZeroDivisionError
+    assert context.device.closed
+    assert context.device.statistics().streams == 0
+    item.cancel()
+    with pytest.raises((asyncio.CancelledError, ClosedError)):
+        await quickly(item)
+    await quickly(call)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from aiocuda import (
     InvalidTypeError,
     SkippedError,
     StreamGroup,
+    WrongLoopError,
 )
 from aiocuda.coordination import GroupStream
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, open_peer, quickly, until
+from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -440,6 +442,66 @@ async def test_left_waits_for_nothing(device: Device, latch: Latch, how: str) ->
     for operation in held:
         await quickly(operation)
     await until(lambda: device.statistics().streams == before, "the streams' end")
+
+
+async def test_group_that_has_ended_is_not_entered_again(device: Device) -> None:
+    groups = [StreamGroup(device, 2) for _ in range(3)]
+    async with groups[0]:
+        await groups[0][0].aclose()
+    await groups[1].aclose()
+    with pytest.raises(ZeroDivisionError):
+        async with groups[2]:
+            raise ZeroDivisionError
+    for group in groups:
+        with pytest.raises(ClosedError, match="this group has been closed: make another one"):
+            await group.__aenter__()
+        await group.aclose()
+    assert device.statistics().streams == 0
+
+
+async def test_group_of_which_a_stream_is_closed_is_entered(device: Device) -> None:
+    group = StreamGroup(device, 2)
+    await group[0].aclose()
+    async with group:
+        await quickly(group[1].synchronize())
+    assert device.statistics().streams == 0
+
+
+async def test_group_belongs_to_one_loop(device: Device) -> None:
+    """The error names the group and not its first stream, and nothing has changed."""
+    group = StreamGroup(device, 2)
+
+    async def elsewhere() -> None:
+        uses: list[Callable[[], Any]] = [
+            group.barrier,
+            lambda: group.add_callback(print),
+            lambda: group.run(print),
+            group.aclose,
+            group.__aenter__,
+        ]
+        for use in uses:
+            with pytest.raises(WrongLoopError, match="this group belongs to another event loop: make a group in each"):
+                await use()
+
+    await asyncio.to_thread(in_thread, elsewhere)
+    assert device.statistics().streams == 2
+    assert not any(stream.closed for stream in group)
+    await quickly(group.barrier())
+    await group.aclose()
+    assert device.statistics().streams == 0
+
+
+async def test_second_call_waits_for_the_same_end(device: Device, latch: Latch) -> None:
+    before = device.statistics().streams
+    group = StreamGroup(device, 2)
+    latch.hold(group[1])
+    await latch.held()
+    calls = [asyncio.create_task(group.aclose()) for _ in range(2)]
+    await turns(9)
+    assert not any(call.done() for call in calls)
+    latch.release()
+    await quickly(asyncio.gather(*calls))
+    assert device.statistics().streams == before
 
 
 async def test_edges_in_any_order_are_refused_only_where_they_close_a_cycle() -> None:

@@ -110,6 +110,7 @@ class ManagedContext(ProcessLocal):
         self._streams: dict[str, Stream] = {}
         self._parts: list[StreamPool | AsyncCoordinator | Pipeline | StepRunner] = []
         self._closing = False
+        self._ending = asyncio.Lock()  # held while the parts are being closed
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -127,9 +128,12 @@ class ManagedContext(ProcessLocal):
         device = self._device
         if device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
+        self._check_loop(device)
+        return device
+
+    def _check_loop(self, device: Device) -> None:
         if _get_running_loop() not in (self._loop, None):
             raise resources_of(device).device_state.wrong_loop(self._loop, "this context", "make one in each loop")
-        return device
 
     @cached_property
     def pool(self) -> StreamPool:
@@ -262,7 +266,12 @@ class ManagedContext(ProcessLocal):
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for all accepted work, close all parts, then the device.
 
-        A failure of a part that no call has raised is raised here.
+        A failure of a part that no call has raised is raised here. A second call waits for the same end.
+
+        Raises
+        ------
+        WrongLoopError
+            The context was entered in another event loop. Nothing has changed.
         """
         if self._device is not None:
             await self.__aexit__(None, None, None)
@@ -279,10 +288,17 @@ class ManagedContext(ProcessLocal):
         return self
 
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        assert self._device is not None
+        if self._loop is not None and not self._loop.is_closed():  # of a closed loop, the device can still be closed
+            self._check_loop(self._device)
         self._refuse()
-        if exc[0] is not None and not self.device.closed:
-            resources_of(self.device).deadline.begin()
-        await self._exit_stack.__aexit__(*exc)
+        if exc[0] is not None and not self._device.closed:
+            resources_of(self._device).deadline.begin()
+            if self._ending.locked():  # `aclose` waits for accepted work, without a limit of time
+                await self._device.__aexit__(*exc)
+                return
+        async with self._ending:  # a second call finds nothing to close, and waits until all is closed
+            await self._exit_stack.__aexit__(*exc)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()

@@ -15,7 +15,7 @@ from .._types import Priority, ProcessLocal
 from .._user_code import call
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
-from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, WrongLoopError
 from ..stream._stream import CheckedStream, owned
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import prepare_join
@@ -69,6 +69,7 @@ class StreamGroup(ProcessLocal):
             except BaseException:
                 self._leave()
                 raise
+        self._loop = asyncio.get_running_loop()
         self._join = prepare_join([stream_queue(stream) for stream in self])
 
     @property
@@ -93,7 +94,11 @@ class StreamGroup(ProcessLocal):
         operation of one stream has failed and no waiter has received the failure, later work of all streams is skipped,
         as after a `wait` for that operation.
         """
-        return self._join()
+        try:
+            return self._join()
+        except WrongLoopError:
+            self._check_loop()  # the same error, for the group instead of its first stream
+            raise
 
     @overload
     async def run(self, fn: Callable[[GroupStream], Awaitable[T]]) -> list[T]: ...
@@ -115,6 +120,7 @@ class StreamGroup(ProcessLocal):
         """
         if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
+        self._check_loop()
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
         await end_tasks(tasks)
         failures: list[BaseException] = []
@@ -136,6 +142,7 @@ class StreamGroup(ProcessLocal):
 
         ``operation.stream`` is the stream. For one stream, use ``group[name].add_callback(fn)``.
         """
+        self._check_loop()
         return [stream.add_callback(fn) for stream in self]
 
     def __getitem__(self, key: str | int | GroupStream) -> GroupStream:
@@ -161,21 +168,37 @@ class StreamGroup(ProcessLocal):
     async def aclose(self) -> None:
         """Refuse new work, wait for the work of all streams, then close them.
 
-        A cancellation closes the streams without waiting, as for a single stream.
+        A second call waits for the same end. A cancellation closes the streams without waiting, as for a single stream.
+
+        Raises
+        ------
+        WrongLoopError
+            The group belongs to another event loop. Nothing has changed.
         """
+        self._check_loop()
         await self._resources.streams.close_all([stream_queue(stream) for stream in self])
 
     def _leave(self) -> None:
         for stream in self:
             self._resources.streams.leave(stream_queue(stream))
 
+    def _check_loop(self) -> None:
+        if asyncio._get_running_loop() is not self._loop:
+            raise self._resources.device_state.wrong_loop(
+                self._loop, "this group", "make a group in each loop, share the device"
+            )
+
     async def __aenter__(self) -> Self:
+        self._check_loop()
+        if all(stream.closed for stream in self):
+            raise ClosedError("this group has been closed: make another one by aiocuda.StreamGroup(device, names)")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             await self.aclose()
         else:
+            self._check_loop()
             self._leave()
 
     def __repr__(self) -> str:

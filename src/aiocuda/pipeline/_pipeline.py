@@ -96,6 +96,7 @@ class Pipeline(ProcessLocal):
         self._single_items = 0  # unfinished items outside a run
         self._singles_ended: asyncio.Future[None] | None = None  # set while `aclose` waits for them
         self._open_streams = contextlib.AsyncExitStack()  # for an `async with` block
+        self._releasing = asyncio.Lock()
         self._closed = False
 
     @property
@@ -342,14 +343,22 @@ class Pipeline(ProcessLocal):
         """Refuse new items with `ClosedError`, end the active run, and release streams and buffers.
 
         This waits for the items of `execute_iteration`. ``async with`` that is left by an exception does not wait for
-        them. Idempotent.
+        them, nor does a call that is cancelled. A second call waits for the same end.
+
+        Raises
+        ------
+        WrongLoopError
+            The streams are open in another event loop. Nothing has changed.
         """
-        await self._end_run()
-        while self._single_items:
-            if self._singles_ended is None or self._singles_ended.done():
-                self._singles_ended = asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._singles_ended})
-        await self._release_resources()
+        self._resources.check_loop()
+        try:
+            await self._end_run()
+            while self._single_items:
+                if self._singles_ended is None or self._singles_ended.done():
+                    self._singles_ended = asyncio.get_running_loop().create_future()
+                await asyncio.wait({self._singles_ended})
+        finally:
+            await self._release_resources()
 
     async def _end_run(self) -> None:
         self._refuse()
@@ -363,18 +372,26 @@ class Pipeline(ProcessLocal):
         await self._end_abandoned_run()
 
     async def _release_resources(self) -> None:
-        await self._open_streams.aclose()
-        self._resources.free_buffers()
+        async with self._releasing:  # a second call finds no stream to close, and waits until they are closed
+            try:
+                await self._open_streams.aclose()
+            finally:
+                self._resources.free_buffers()
 
     async def __aenter__(self) -> Self:
-        await self._open_streams.enter_async_context(self._check_open())
+        resources = self._check_open()
+        resources.check_loop()
+        await self._open_streams.enter_async_context(resources)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             await self.aclose()
-        else:
+            return
+        self._resources.check_loop()
+        try:
             await self._end_run()
+        finally:
             await self._release_resources()
 
     def __repr__(self) -> str:

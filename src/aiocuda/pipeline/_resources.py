@@ -65,6 +65,8 @@ class PipelineResources:
         self.numbers = itertools.count()
         self.blocking_watch: BlockingWatch | None = None
         self._users = 0  # blocks that have the streams open
+        self._closings = 0  # ends of the last block that close streams now
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the streams that were opened last
         self._device_is_late = False  # it did not finish with some memory in time
         self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
 
@@ -85,6 +87,13 @@ class PipelineResources:
                 self.device.memory.sweep(reactor)
                 resources_of(self.device).graphs.sweep(reactor)
 
+    def check_loop(self) -> None:
+        """Raise unless the running loop is that of the open streams. Streams that are being closed are open."""
+        if (self._users or self._closings) and _get_running_loop() is not self._loop:
+            raise resources_of(self.device).device_state.wrong_loop(
+                self._loop, "this pipeline", "make a pipeline in each loop, share the device"
+            )
+
     async def __aenter__(self) -> Self:
         """Open one stream for each group of stages, if no other block has them open."""
         if not self._users:
@@ -99,7 +108,11 @@ class PipelineResources:
             self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
                 self._device_is_late = self._device_is_late or must_end_now()
-                await finish_shielded(self._close_streams(streams))
+                self._closings += 1
+                try:
+                    await finish_shielded(self._close_streams(streams))
+                finally:
+                    self._closings -= 1
 
     async def _open_streams(self) -> None:
         names, streams = self.plan.names, dict[int, Stream]()
@@ -110,6 +123,7 @@ class PipelineResources:
         except BaseException:
             await self._close_streams(list(dict.fromkeys(streams.values())))
             raise
+        self._loop = asyncio.get_running_loop()
         self.streams = [streams[position] for position in range(len(names))]
         self.queues = [stream_queue(stream) for stream in self.streams]
         device_state = resources_of(self.device).device_state
