@@ -1,4 +1,4 @@
-"""uvicorn in a process of its own, and clients on raw sockets."""
+"""A server in a process of its own, and clients on raw sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 from tests.helpers import PATIENCE, quickly, until
 from tests.project.tree import ROOT, SOURCE
 
-_PORT = re.compile(r"running on http://127\.0\.0\.1:(\d+)")
+#: In a line of uvicorn, gunicorn or hypercorn.
+_PORT = re.compile(r"(?:[Rr]unning on|Listening at:) http://127\.0\.0\.1:(\d+)")
 
 
 class Client:
@@ -62,7 +63,7 @@ class Client:
 
 
 class Server:
-    """A process of uvicorn."""
+    """A process of a server."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -130,22 +131,35 @@ class Server:
         return counts
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a process that imports the library and the tests."""
+    return {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"}
+
+
 @contextlib.asynccontextmanager
 async def serving(*options: str, app: str = "service_program:app") -> AsyncIterator[Server]:
-    """Run a service of this folder until the end of the block."""
+    """Run a service of this folder by uvicorn until the end of the block."""
+    command = ("tests.serving.asgi.run_uvicorn", app, "--port", "0", *options)
+    async with running(*command, started="Application startup complete") as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def running(*command: str, started: str) -> AsyncIterator[Server]:
+    """Run a server's module until the end of the block. It has ``started`` when it has written this."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", "-m", "tests.serving.asgi.run_uvicorn", app, "--port", "0", *options),
+        *(sys.executable, "-u", "-m", *command),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"},
+        env=environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
     server = Server(process)
     try:
-        started = "Application startup complete"
         await until(
-            lambda: (server.port and started in server.text) or process.returncode is not None, "the start of uvicorn"
+            lambda: (server.port and started in server.text) or process.returncode is not None,
+            "the start of the server",
         )
         assert process.returncode is None, server.text
         yield server

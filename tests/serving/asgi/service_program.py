@@ -1,11 +1,13 @@
-"""A service around a device on the host driver, for the tests with uvicorn. It reports what it does on stdout."""
+"""A service around a device on the host driver, for the tests with servers. It reports what it does on stdout."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,8 +29,11 @@ TRAP = Kernel(kernels.TRAP.name, source=kernels.TRAP.source, host=kernels.TRAP.h
 #: Bytes of a response that no socket buffer holds.
 LARGE = 64 << 20
 
+logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")  # for the logger of the library
+
 counts = {"begun": 0, "cancelled": 0, "done": 0, "faulted": 0}
 never = asyncio.Event()
+background: set[asyncio.Task[None]] = set()
 
 
 def report(line: str) -> None:
@@ -101,6 +106,37 @@ async def large(request: Request) -> Response:
     return Response(bytes(LARGE))
 
 
+async def thread(request: Request) -> Response:
+    """Use the loop's own threads, as a route for metrics does."""
+    return PlainTextResponse(await asyncio.to_thread(lambda: "thread"))
+
+
+def pool(request: Request) -> Response:
+    """Use a thread of the framework, as every function does that is no coroutine function."""
+    return PlainTextResponse("pool")
+
+
+async def thread_goes_on(request: Request) -> Response:
+    """Begin work on a thread, and respond. The work ends some seconds after it has begun; without a number, never."""
+    begun, seconds = threading.Event(), request.query_params.get("seconds")
+
+    def work() -> None:
+        begun.set()
+        threading.Event().wait(None if seconds is None else float(seconds))
+        report("thread ended")
+
+    async def wait_for_thread() -> None:
+        try:
+            await asyncio.to_thread(work)
+        except asyncio.CancelledError:
+            report("loop ends")
+            raise
+
+    background.add(asyncio.create_task(wait_for_thread()))
+    await asyncio.to_thread(begun.wait)
+    return PlainTextResponse("begun")
+
+
 async def count(request: Request) -> Response:
     return JSONResponse({**counts, "streams": request.state.device.statistics().streams, "pid": os.getpid()})
 
@@ -124,6 +160,9 @@ app = Starlette(
         Route("/fault", fault, methods=["GET", "POST"]),
         Route("/fault_later", fault_later),
         Route("/large", large),
+        Route("/thread", thread),
+        Route("/pool", pool),
+        Route("/thread_goes_on", thread_goes_on),
         Route("/count", count),
         Route("/health", health),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
 
@@ -17,9 +18,26 @@ from starlette.routing import Route
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, InvalidTypeError
 from aiocuda._faults import FAULTS
-from aiocuda.serving.asgi import lifespan, ready
-from tests.helpers import PATIENCE, TRAP, Reports, turns, until
+from aiocuda.serving.asgi import _fault_exit, lifespan, ready
+from tests.helpers import PATIENCE, TRAP, UVLOOP, Reports, turns, until
 from tests.serving.asgi.exchange import Exchange, chunk
+
+LOOPS = pytest.mark.parametrize(
+    "factory",
+    [asyncio.new_event_loop, pytest.param(UVLOOP, marks=pytest.mark.skipif(not UVLOOP, reason="no uvloop"))],
+    ids=["asyncio", "uvloop"],
+)
+
+
+@pytest.fixture(autouse=True)
+def process_goes_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process of the tests does not end; a server that does not end by itself is cancelled early."""
+    monkeypatch.setattr(_fault_exit, "_SERVER_SECONDS", 0.02)
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.name == "aiocuda-exit":
+            thread.cancel()
+            thread.join(PATIENCE)
 
 
 async def fault(device: Device) -> None:
@@ -185,6 +203,62 @@ def test_fault_asks_the_server_to_end_once_and_the_loop_ends_with_the_code() -> 
     assert ended == ["around"]
     assert signal.SIGTERM in blocked
     assert FAULTS._listeners == []
+
+
+@LOOPS
+@pytest.mark.parametrize("unfinished", ["nothing", "an older task", "a newer task", "a generator"])
+@pytest.mark.parametrize("late", range(6))
+def test_the_loop_ends_with_the_code_whenever_the_main_task_ends(factory: Any, unfinished: str, late: int) -> None:
+    """The main task ends some iterations after the lifespan, perhaps before the callbacks of the lifespan's task."""
+    ended: list[str] = []
+    kept: list[Any] = []
+
+    async def background() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns(2)
+            ended.append(unfinished)
+
+    async def generate() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await turns(2)
+            ended.append(unfinished)
+
+    async def main() -> None:
+        shutdown, complete = asyncio.Event(), asyncio.Event()
+
+        async def serve() -> None:
+            async with lifespan(setup, exit_on_fault=70)(Starlette()) as state:
+                assert state is not None
+                await fault(state["device"])
+                if unfinished == "a newer task":
+                    kept.append(asyncio.create_task(background()))
+                await shutdown.wait()
+            complete.set()
+
+        if unfinished == "an older task":
+            kept.append(asyncio.create_task(background()))
+        kept.append(asyncio.create_task(serve()))
+        await asyncio.to_thread(int)
+        await until(lambda: seen)
+        if unfinished == "a generator":
+            kept.append(generate())
+            await anext(kept[-1])
+        shutdown.set()
+        await complete.wait()
+        await turns(late)
+
+    try:
+        with sigterm_handler() as seen, pytest.raises(SystemExit) as caught:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(main())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    assert caught.value.code == 70
+    assert ended == ([] if unfinished == "nothing" else [unfinished])
 
 
 def test_fault_during_the_shutdown_ends_with_the_code_too() -> None:

@@ -52,8 +52,9 @@ def lifespan(
         not work in it any more; a supervisor starts a new one. It ends as on SIGTERM, so all requests are answered;
         handlers that need the device get a `DeviceFault`, see `error_responses`. A worker of ``uvicorn --workers`` ends
         in the same way, and uvicorn starts another. If ``setup`` fails because of a fault, the start has failed, and
-        the server ends with its own exit code. The server has to run in the main thread, and to end on SIGTERM. None
-        leaves the process running.
+        the server ends with its own exit code. The server has to run in the main thread, and to end on SIGTERM. Code
+        that runs after the server has ten seconds, threads included; then the process ends without them. None leaves
+        the process running.
 
     Raises
     ------
