@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,80 @@ async def test_states_follow_the_device(stream: Stream, other: Stream, latch: La
     assert slot.state in ("processing", "downloading")
     await quickly(other.synchronize())
     assert slot.state == "downloading"
+
+
+async def test_a_state_ends_with_operations_and_events(stream: Stream, other: Stream, latch: Latch) -> None:
+    """I1"""
+    makers: list[Callable[[], Any]] = [
+        lambda: stream.record(),
+        lambda: [stream.synchronize(), other.record()],
+        lambda: (work for work in (other.synchronize(), stream.record())),
+    ]
+    for make in makers:
+        slot = Slot(0)
+        latch.hold(stream)
+        slot.enter("uploading", until=make())
+        slot.enter("processing")
+        await latch.held()
+        states = [slot.state]
+        latch.release()
+        await quickly(stream.synchronize())
+        await quickly(other.synchronize())
+        assert [*states, slot.state] == ["uploading", "processing"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_state_ends_with_a_node(device: aiocuda.Device, several: bool) -> None:
+    """I1"""
+    gate, slot = asyncio.Event(), Slot(0)
+    async with aiocuda.AsyncCoordinator(device) as coordinator:
+        node = coordinator.host(gate.wait)
+        slot.enter("uploading", until=[node] if several else node)
+        slot.enter("processing")
+        states = [slot.state]
+        gate.set()
+        await quickly(node)
+        assert [*states, slot.state] == ["uploading", "processing"]
+
+
+async def test_an_event_that_is_recorded_again_still_ends_the_state(stream: Stream, latch: Latch) -> None:
+    slot = Slot(0)
+    event = stream.record()
+    slot.enter("uploading", until=event)
+    slot.enter("processing")
+    await quickly(event)
+    latch.hold(stream)
+    stream.record(event=event)
+    assert slot.state == "processing"
+
+
+async def test_what_cannot_end_a_state_is_refused_and_changes_nothing(stream: Stream) -> None:
+    event = stream.record()
+    event.release()
+
+    def broken() -> Any:
+        yield stream.synchronize()
+        raise ZeroDivisionError("in the middle")
+
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (7, InvalidTypeError, "operations, nodes or events, not 7"),
+        (None, InvalidTypeError, "not None"),
+        ("processing", InvalidTypeError, "not 'processing'"),
+        ([stream.synchronize(), 7], InvalidTypeError, "not with 7"),
+        (stream, InvalidTypeError, "not <Stream"),
+        (event, StaleHandleError, "released"),
+        (broken(), ZeroDivisionError, "in the middle"),
+    ]
+    ring = TripleBuffer(1)
+    async with ring.slot() as slot:
+        pool = aiocuda.EventPool(stream.device)
+        wrong.append((pool.acquire_nowait(), InvalidArgumentError, "never recorded"))
+        for ends, error, text in wrong:
+            with pytest.raises(error, match=text):
+                slot.enter("processing", until=ends)
+            assert (slot.state, ring.states, ring.busy) == ("uploading", ("uploading",), 1)
+        slot.enter("processing", until=stream.synchronize())
+        assert slot.state == "processing"
 
 
 async def test_waiters_get_slots_in_order() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from .._checks import several
+from .._event import Event
 from .._types import ProcessLocal
 from ..completion._operation import Operation
+from ..coordination import Node
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import as_dtype, as_shape
 from ..memory._buffer import DeviceBuffer, block_of
@@ -20,6 +23,9 @@ from ..stream._stream import allocate
 __all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
+
+#: Work that can end a state.
+Work: TypeAlias = "Operation[Any] | Node[Any] | Event"
 
 #: The states that may follow each state. A pipeline of one stage only processes; one of two stages does not process.
 #: From every state a slot can become free.
@@ -56,7 +62,7 @@ class SlotContents:
     replays : dict of str to Replay
         The captured work of the stages that are replayed, by the stage's name.
     states : list of tuple
-        States in order, each with the operations that end it. Without operations it lasts until the next state.
+        States in order, each with the operations and nodes that end it. Without any it lasts until the next state.
     """
 
     __slots__ = ("buffers", "item", "pinned", "progress", "replays", "requests", "states")
@@ -68,7 +74,7 @@ class SlotContents:
         self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
         self.pinned: dict[str, PinnedBuffer] = {}
         self.replays: dict[str, Any] = {}  # `Replay` imports this module
-        self.states: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
+        self.states: list[tuple[SlotState, tuple[Operation[Any] | Node[Any], ...]]] = []
 
     def put(self, item: Any, progress: ItemProgress | None = None) -> None:
         """Put an item in. Its operations begin a new use of the buffers."""
@@ -136,7 +142,7 @@ class Slot(ProcessLocal):
                 return state
         return states[-1][0] if states else "free"
 
-    def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
+    def enter(self, state: SlotState, until: Work | Iterable[Work] = ()) -> None:
         """Append a state: the slot has it when the states before it have ended.
 
         In a pipeline this changes nothing: the state follows from the progress of the item.
@@ -146,20 +152,26 @@ class Slot(ProcessLocal):
         state
             ``"uploading"``, ``"processing"`` or ``"downloading"``. Only the ring makes a slot free.
         until
-            Operations that end this state. Without operations it lasts until the next state is entered.
+            What ends this state: an operation, a node of a coordinator or a recorded event, or several of them. Without
+            it, the state lasts until the next one is entered.
 
         Raises
         ------
         InvalidArgumentError
-            This state cannot follow the slot's last state.
+            This state cannot follow the slot's last state, or an event was never recorded.
+        InvalidTypeError
+            ``until`` is, or contains, another object.
+        StaleHandleError
+            An event has been released.
         """
+        ends = _ends(until)  # first: it may raise, and then the slot keeps its states
         states = self._contents.states
         last: SlotState = states[-1][0] if states else "free" if self._contents.progress is None else "uploading"
         if state == "free" or state not in TRANSITIONS[last]:
             raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}", state=state)
         if states and not states[-1][1]:
             states.pop()
-        states.append((state, (until,) if isinstance(until, Operation) else tuple(until)))
+        states.append((state, ends))
 
     # -- what a stage uses ---------------------------------------------------------------------------------------
 
@@ -259,6 +271,16 @@ class StageSlot(Slot):
         self.number = number
         self._stream = stream
         self._contents = contents
+
+
+def _ends(until: Any) -> tuple[Operation[Any] | Node[Any], ...]:
+    """Return the operations and nodes that end a state. An event is its operation: it may be recorded again."""
+    rule = "a state ends with operations, nodes or events"
+    given = [until] if isinstance(until, (Operation, Node, Event)) else several(until, rule)
+    for each in given:
+        if not isinstance(each, (Operation, Node, Event)):
+            raise InvalidTypeError(f"{rule}, not with {each!r}")
+    return tuple(each.operation if isinstance(each, Event) else each for each in given)
 
 
 def _dtype_and_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
