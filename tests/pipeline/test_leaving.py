@@ -373,7 +373,7 @@ async def test_late_items_are_warned_of_and_their_memory_stays(device: Device, l
     device.drain_timeout = 0.2
     pipeline, consumer, operations = await held_run(device, latch)
     slots = [pipeline.ring._slots[number] for number in range(3)]
-    buffers = [_slot._contents.buffers["data"] for _slot in slots]
+    buffers = [_slot._contents.memory.buffers["data"] for _slot in slots]
     consumer.cancel()
     with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})

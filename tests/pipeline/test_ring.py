@@ -24,6 +24,8 @@ class Progress:
 
     def result(self, stage: str) -> None: ...
 
+    def note_replaced(self, blocks: int) -> None: ...
+
 
 async def test_a_slot_goes_round() -> None:
     """I1"""

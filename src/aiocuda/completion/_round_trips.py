@@ -141,7 +141,9 @@ class _Probe:
         self.ended = False
         self._seen = 0
         self._in_flight: dict[int, None] = {}  # ids of operations
-        self._last: StreamOperation[Any] | None = None  # the newest operation, and what is known about it:
+        #: The newest operation, and what is known about it. None for one whose result the host needs: the probe would
+        #: hold that result.
+        self._last: StreamOperation[Any] | None = None
         self._last_is_staged = False
         self._staged = 0  # the id of the newest copy with chunks
         self._task: object = None
@@ -172,7 +174,7 @@ class _Probe:
         if self._last is not None:
             self._count(self._last, new, task, now)
         self._in_flight[new.id] = None
-        self._last, self._task, self._line = new, task, line
+        self._last, self._task, self._line = None if new.kind in _NEEDED else new, task, line
         self._last_is_staged = new.id == self._staged
         # The start event of a stream without work passes before the host has made the call of the operation.
         self._before_call = (now - new.submitted_at) / 2
@@ -195,9 +197,7 @@ class _Probe:
         self._others = 0
 
     def _count(self, last: StreamOperation[Any], new: StreamOperation[Any], task: object, now: float) -> None:
-        if last.kind in _NEEDED or (
-            last.kind == "upload" and last.queue is new.queue and (last.value is not None or self._last_is_staged)
-        ):
+        if last.kind == "upload" and last.queue is new.queue and (last.value is not None or self._last_is_staged):
             return  # the next operation uses the buffer that is the result; the time of a staged copy is that of chunks
         if (
             self._in_flight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import Context
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from ..errors import DeviceFault
@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 __all__ = ["ArmedNotifier", "WatchedOperation", "WatchedQueue"]
 
 
-class WatchedOperation(Protocol):
-    """An operation, as the reactor sees it."""
+class NotedOperation(Protocol):
+    """An operation, as a notifier sees it."""
 
-    id: int
-    status: int
-    lease: Lease | None
-    context: Context
+    @property
+    def id(self) -> int:
+        """The operation's number."""
+
+    @property
+    def context(self) -> Context:
+        """The context of the task that submitted it."""
 
     @property
     def label(self) -> str | None:
@@ -27,6 +30,13 @@ class WatchedOperation(Protocol):
     @property
     def is_settled(self) -> bool:
         """True if the device has finished with the operation."""
+
+
+class WatchedOperation(NotedOperation, Protocol):
+    """An operation, as the reactor sees it."""
+
+    status: int
+    lease: Lease | None
 
 
 class WatchedQueue(Protocol):
@@ -92,8 +102,20 @@ class WatchedQueue(Protocol):
         """Return the name of the awaited operation, for errors."""
 
 
+class SettledOperation(NamedTuple):
+    """What remains of an operation that the device has finished with: not its result."""
+
+    id: int
+    context: Context
+    label: str | None
+    is_settled: bool = True
+
+
 class ArmedNotifier:
-    """A notifier from the moment it is armed until its tag has come."""
+    """A notifier from the moment it is armed until its tag has come.
+
+    A query may find the end of its operation earlier.
+    """
 
     __slots__ = ("index", "operation", "queue", "silent_ticks", "token")
 
@@ -101,5 +123,11 @@ class ArmedNotifier:
         self.index = index
         self.token: int | None = token
         self.queue = queue
-        self.operation = operation
+        self.operation: NotedOperation = operation
         self.silent_ticks = 0
+
+    def drop_result(self) -> None:
+        """Hold the operation no longer if it is settled: it may have a result."""
+        operation = self.operation
+        if operation.is_settled and not isinstance(operation, SettledOperation):
+            self.operation = SettledOperation(operation.id, operation.context, operation.label)

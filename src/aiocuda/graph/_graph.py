@@ -169,7 +169,13 @@ class Graph(ProcessLocal):
         self._nodes = nodes
         if self._version is not None:
             self._version = GraphVersion(self._version.executable, nodes, self._writer)
-        self._blocks = tuple(dict.fromkeys(block for node in nodes for block in node.blocks))
+        blocks = tuple(dict.fromkeys(block for node in nodes for block in node.blocks))
+        if blocks != self._blocks:
+            for block in self._blocks:
+                block.leave_graph(self)
+            for block in blocks:
+                block.enter_graph(self)
+            self._blocks = blocks
         self._writes = tuple(node.writes for node in nodes if node.writes is not None)
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -129,6 +131,7 @@ class Block:
 
     __slots__ = (
         "__weakref__",
+        "_graphs",
         "address",
         "allocation_event",
         "assigned",
@@ -208,6 +211,24 @@ class Block:
         self.assigned += 1
         if self.poison:
             self.poison.clear()
+
+    #: Set by the first graph: most blocks have none, and are made faster without it.
+    _graphs: WeakSet[Any]
+
+    @property
+    def graphs(self) -> AbstractSet[object]:
+        """The live graphs that use the block, by its address."""
+        return getattr(self, "_graphs", frozenset())
+
+    def enter_graph(self, graph: object) -> None:
+        """Note that a graph uses the block, until `leave_graph`, or until nothing holds the graph."""
+        if not hasattr(self, "_graphs"):
+            self._graphs = WeakSet()
+        self._graphs.add(graph)
+
+    def leave_graph(self, graph: object) -> None:
+        """Note that a graph does not use the block any more."""
+        self._graphs.discard(graph)
 
     def retire(self) -> None:
         """Mark the block as freed: no new operation may use it."""

@@ -128,6 +128,8 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge("predicted_s", "batcher_batch_predicted_seconds", "Predicted time of a batch, by bucket.", "bucket"),
         _gauge("actual_s", "batcher_batch_last_seconds", "Time of the last batch, by bucket.", "bucket"),
         _gauge("rate", "batcher_capacity_requests_per_second", "Requests per second that the batcher can serve."),
+        _counter("results_copied", "batcher_results_copied", "Results with a part in the memory of a slot."),
+        _counter("blocks_replaced", "batcher_blocks_replaced", "Blocks that were held when the next batch came."),
     ),
     "LoaderStats": (
         _counter("batches", "loader_batches", "Batches that were delivered."),
@@ -160,6 +162,8 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _gauge("stage_seconds", "pipeline_stage_busy_seconds", "Estimated busy time of each stage so far.", "stage"),
         _counter("source_seconds", "pipeline_source_seconds", "Time of waits for the source with a free slot."),
         _counter("consumer_seconds", "pipeline_consumer_seconds", "Time for which the consumer has had results."),
+        _counter("results_copied", "pipeline_results_copied", "Results with a part in the memory of a slot."),
+        _counter("blocks_replaced", "pipeline_blocks_replaced", "Blocks that were held when the next item came."),
     ),
     "CoordinatorStatistics": (
         _counter("by_kind", "coordinator_operations", "Operations that were registered, by kind.", "kind"),

@@ -25,6 +25,7 @@ from ..errors import (
 from ..stream import Stream
 from ._failures import combine
 from ._replay import Replay, Replayed
+from ._result_copies import PLAIN, ResultCopies
 from ._slot import Slot, SlotState, StageSlot
 from ._stage import Stage, operations_of, results_of
 
@@ -142,6 +143,10 @@ class PipelineItem:
             return returned.result()
         return results_of(self._plan.stages[self._plan.names.index(stage)], returned)
 
+    def note_replaced(self, blocks: int) -> None:
+        """Count the blocks that the slot has let go of, because something still held them."""
+        self._resources.meter.blocks_replaced += blocks
+
     # -- through the stages --------------------------------------------------------------------------------------
 
     def enqueue_stages(self) -> bool:
@@ -258,13 +263,32 @@ class PipelineItem:
         except Exception as error:  # noqa: BLE001 - it, or a group with it, is raised
             failure = await self._failure_of_item(error)
             raise failure from failure.__cause__
-        resources = self._resources
-        resources.meter.add_item(resources.now() - self._start_time)
+        resources, memory = self._resources, self._contents.memory
         last = self._plan.names[-1]
         returned = self._returned[last]
         if type(returned) is StreamOperation and returned.status == DONE:
-            return returned.value
-        return self.result(last)
+            result = returned.value
+        else:
+            result = self.result(last)
+        if type(result) not in PLAIN and (memory.pinned or memory.buffers):
+            result = await self._owned(result)
+        resources.meter.add_item(resources.now() - self._start_time)
+        return result
+
+    async def _owned(self, result: Any) -> Any:
+        """Return the result with copies for its parts in the slot's memory. All work of the item is done."""
+        position = len(self._plan.stages) - 1
+        copies = ResultCopies(self._contents.memory, self._resources.streams[position])
+        try:
+            if not copies.find(result):
+                return result
+            await copies.make()
+            owned = copies.owned(result)
+        except Exception as error:  # noqa: BLE001 - raised with a note
+            self.failure = self._noted(error, position)
+            raise self.failure  # noqa: B904 - it has its cause
+        self._resources.meter.results_copied += 1
+        return owned
 
     def _resolve_chain(self) -> None:
         """Resolve the operations of all stages: the last one is done, and each has waited for the one before it."""
@@ -340,11 +364,11 @@ class PipelineItem:
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         """Launch the stage's graph. The first item of the slot captures it."""
-        replays = self._contents.replays
-        replay: Replay | None = replays.get(stage.name)
+        memory = self._contents.memory
+        replay: Replay | None = memory.replays.get(stage.name)
         if replay is None or replay.loop is not stream_queue(stream).loop:
             try:
-                replay = replays[stage.name] = Replay(stage, self.slot, stream)
+                replay = memory.capture(stage.name, lambda: Replay(stage, self.slot, stream))
             except UnsupportedError as error:
                 error.add_note(f"stage {stage.name!r} is captured, to be replayed: replay=(…) names those that can be")
                 raise
@@ -486,7 +510,7 @@ class PipelineItem:
             if not self.task.cancelled():
                 self.task.exception()  # `run_stages` has kept it: asyncio need not report it
         self._leave_gates(range(len(self._plan.stages)))
-        self._contents.forget_replays()  # a replay may be what failed
+        self._contents.memory.forget_replays()  # a replay may be what failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream_queue(stream).tail() for stream in self._resources.streams]
         operations = [each for position in range(len(self._ends)) for each in self._operations_of(position)]

@@ -62,7 +62,7 @@ class Meter(abc.ABC):
 
     def reset(self) -> None:
         """Restart all times and counts."""
-        self._begun = self.items = self.skipped = 0
+        self._begun = self.items = self.skipped = self.results_copied = self.blocks_replaced = 0
         self.source_seconds = self.consumer_seconds = 0.0
         self._item_seconds: deque[float] = deque(maxlen=MAX_ITEM_TIMES)
         #: By the stage's position: the seconds that it took for recent items.
@@ -134,6 +134,8 @@ class Meter(abc.ABC):
             source_seconds=self.source_seconds,
             consumer_seconds=self.consumer_seconds,
             skipped=self.skipped,
+            results_copied=self.results_copied,
+            blocks_replaced=self.blocks_replaced,
         )
 
 

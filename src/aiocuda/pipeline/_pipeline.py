@@ -173,6 +173,7 @@ class Pipeline(ProcessLocal):
                 except BaseException:
                     await finish_shielded(settle_items([pipeline_item], resources, SourceLine.of_caller()))
                     raise
+                pipeline_item.end()
                 resources.release(slot)
                 return result
         except BaseException as error:
@@ -243,6 +244,7 @@ class Pipeline(ProcessLocal):
                             raise
                         failure = root_failure(error)
                         raise failure from failure.__cause__
+                    item.end()
                     resources.release(item.slot)
                     index += 1
         except BaseException as error:

@@ -38,11 +38,12 @@ class Replay:
 
     Attributes
     ----------
+    graph : Graph
     loop : asyncio.AbstractEventLoop
         The event loop that the graph was captured in, and belongs to.
     """
 
-    __slots__ = ("_arguments", "_graph", "_launch", "_returned", "loop")
+    __slots__ = ("_arguments", "_launch", "_returned", "graph", "loop")
 
     def __init__(self, stage: Stage, slot: Slot, stream: Stream) -> None:
         """Call the stage's function, and capture the work that it enqueues on the stream.
@@ -64,7 +65,7 @@ class Replay:
         if not len(graph):
             graph.close()
             raise UnsupportedError("it enqueues no work on slot.stream, so there is nothing to replay for later items")
-        self._graph = graph
+        self.graph = graph
         self._returned = returned
         self._launch = stage.function if isinstance(stage.function, Launch) and stage.function.varies else None
         self._arguments = [] if self._launch is None else self._launch.arguments(slot)
@@ -74,13 +75,13 @@ class Replay:
         if self._launch is not None:
             arguments = self._launch.arguments(slot)
             if not all(map(_same, arguments, self._arguments)):
-                self._graph.update(self._returned, *arguments)
+                self.graph.update(self._returned, *arguments)
                 self._arguments = arguments
-        return Replayed(self._graph.launch(stream), self._returned)
+        return Replayed(self.graph.launch(stream), self._returned)
 
     def close(self) -> None:
         """Close the graph. It is destroyed after its last launch."""
-        self._graph.close()
+        self.graph.close()
 
 
 def _value(returned: Any) -> Any:

@@ -233,7 +233,7 @@ class PipelineRing(TripleBuffer):
     @property
     def pinned_bytes(self) -> int:
         """The bytes of pinned memory of the slot that has most of it."""
-        return max(sum(array.nbytes for array in slot._contents.pinned.values()) for slot in self._slots)
+        return max(sum(array.nbytes for array in slot._contents.memory.pinned.values()) for slot in self._slots)
 
     #: The same for the pipeline's items.
     begin = TripleBuffer._begin

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from sys import getrefcount
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +21,9 @@ from ..memory._buffer import DeviceBuffer, block_of
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
 from ..stream._stream import allocate
+from ._slot_memory import SlotMemory
 
-__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot"]
+__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot", "memory_of"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -45,6 +48,8 @@ class ItemProgress(Protocol):
 
     def result(self, stage: str) -> Any: ...
 
+    def note_replaced(self, blocks: int) -> None: ...
+
 
 class SlotContents:
     """The item and the memory of a slot. All `Slot` objects that show the same slot share it.
@@ -53,48 +58,34 @@ class SlotContents:
     ----------
     item
         The item; None while the slot is free.
+    memory : SlotMemory
     progress : ItemProgress or None
         The progress of the item, if a pipeline processes it.
-    buffers : dict of str to DeviceBuffer
-    requests : dict of str to tuple
-        For each buffer, the shape and dtype of the last request and the buffer itself, if both are immutable.
-    pinned : dict of str to PinnedBuffer
-    replays : dict of str to Replay
-        The captured work of the stages that are replayed, by the stage's name.
     states : list of tuple
         States in order, each with the operations and nodes that end it. Without any it lasts until the next state.
     """
 
-    __slots__ = ("buffers", "item", "pinned", "progress", "replays", "requests", "states")
+    __slots__ = ("item", "memory", "progress", "states")
 
     def __init__(self) -> None:
         self.item: Any = None
+        self.memory = SlotMemory()
         self.progress: ItemProgress | None = None
-        self.buffers: dict[str, DeviceBuffer] = {}
-        self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
-        self.pinned: dict[str, PinnedBuffer] = {}
-        self.replays: dict[str, Any] = {}  # `Replay` imports this module
         self.states: list[tuple[SlotState, tuple[Operation[Any] | Node[Any], ...]]] = []
 
     def put(self, item: Any, progress: ItemProgress | None = None) -> None:
-        """Put an item in. Its operations begin a new use of the buffers."""
+        """Put an item in. Its operations begin a new use of the memory.
+
+        For an item of a pipeline the slot lets go of the memory that anything else refers to.
+        """
         self.item = item
         self.progress = progress
-        for buffer in self.buffers.values():
+        memory = self.memory
+        # A hot path: `renew` begins with the same comparison.
+        if progress is not None and [*map(getrefcount, memory.owners)] != memory.own:
+            progress.note_replaced(memory.renew())
+        for buffer in memory.buffers.values():
             block_of(buffer).assign()
-
-    def forget_replays(self) -> None:
-        """Close the captured work. A stage that needs it again captures it again."""
-        for replay in self.replays.values():
-            replay.close()
-        self.replays.clear()
-
-    def free_buffers(self) -> None:
-        """Release all memory. A buffer returns to its pool after the last operation that uses it."""
-        self.forget_replays()
-        self.buffers.clear()
-        self.requests.clear()
-        self.pinned.clear()
 
 
 class Slot(ProcessLocal):
@@ -164,7 +155,7 @@ class Slot(ProcessLocal):
         StaleHandleError
             An event has been released.
         """
-        ends = _ends(until)  # first: it may raise, and then the slot keeps its states
+        ends = () if type(until) is tuple and not until else _ends(until)  # first: it may raise
         states = self._contents.states
         last: SlotState = states[-1][0] if states else "free" if self._contents.progress is None else "uploading"
         if state == "free" or state not in TRANSITIONS[last]:
@@ -206,13 +197,15 @@ class Slot(ProcessLocal):
         InvalidArgumentError
             Without a shape: there is no buffer of that name.
         """
-        contents = self._contents
-        request = contents.requests.get(name) if type(name) is str else None
+        memory = self._contents.memory
+        request = memory.requests.get(name) if type(name) is str else None
         if request is not None and dtype is request[1] and not request[2]._block.freed:
             if shape is request[0] or (type(shape) is int and shape == request[0]):
                 return request[2]  # the same request as for the item before
-        buffers = contents.buffers
+        buffers = memory.buffers
         found = buffers.get(_checked_name(name))
+        if shape is None and found is None:
+            shape, dtype = memory.lost(name) or (None, dtype)
         if shape is None:
             if found is None or found.freed:
                 existing = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
@@ -225,18 +218,20 @@ class Slot(ProcessLocal):
             # The old buffer returns in stream order, after the last operation that uses it.
             # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
             found = buffers[name] = allocate(self.stream, extents, kind)
-        contents.requests.pop(name, None)
+            memory.note_block(self.stream.device)
+        memory.requests.pop(name, None)
         if _is_immutable(shape, dtype):
-            contents.requests[name] = shape, dtype, found
+            memory.requests[name] = shape, dtype, found
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
         kind, extents = _dtype_and_extents(shape, dtype)
-        pinned = self._contents.pinned
-        found = pinned.get(_checked_name(name))
+        memory = self._contents.memory
+        found = memory.pinned.get(_checked_name(name))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
-            found = pinned[name] = self.stream.device.pinned(extents, kind)
+            found = memory.pinned[name] = self.stream.device.pinned(extents, kind)
+            memory.note_block(self.stream.device)
         return found
 
     def result(self, stage: str) -> Any:
@@ -256,7 +251,7 @@ class Slot(ProcessLocal):
 
     def free_buffers(self) -> None:
         """Release the slot's memory. A buffer returns to its pool after the last operation that uses it."""
-        self._contents.free_buffers()
+        self._contents.memory.free()
 
     def __repr__(self) -> str:
         return f"<Slot {self.number} {self.state}>"
@@ -271,6 +266,10 @@ class StageSlot(Slot):
         self.number = number
         self._stream = stream
         self._contents = contents
+
+
+#: Return the memory of a slot: for the packages above.
+memory_of: Callable[[Slot], SlotMemory] = operator.attrgetter("_contents.memory")
 
 
 def _ends(until: Any) -> tuple[Operation[Any] | Node[Any], ...]:

@@ -76,6 +76,10 @@ class PipelineStats:
         consumer asked for the next one. Runs without overlap do not count.
     skipped
         Items that a stage with ``on_error`` has skipped. They are not among the iterations.
+    results_copied
+        Results of which a part was in the slot's memory, and was copied.
+    blocks_replaced
+        Blocks of memory that something still held when the next item came. The slots got other ones.
     """
 
     iterations: int
@@ -91,6 +95,8 @@ class PipelineStats:
     source_seconds: float = 0.0
     consumer_seconds: float = 0.0
     skipped: int = 0
+    results_copied: int = 0
+    blocks_replaced: int = 0
 
     def bottleneck(self) -> Bottleneck:
         """Return what limits the throughput: a stage, the source or the consumer; the one that was busy longest."""

@@ -39,7 +39,7 @@ from ._options import BatcherOptions, checked_deadline, checked_rank
 from ._places import Places
 from ._request import Request
 from ._request_queue import RequestQueue
-from ._results import failures, is_failure, outcomes
+from ._results import failures, is_failure
 from ._running import RunningBatch
 from ._statistics import BatcherMeter, BatcherStatistics
 from ._times import BatchTimes
@@ -418,19 +418,21 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
-        async with places.place(running.number) as slot:
-            stream = None if slot is None else slot.stream
-            batch = Batch(running.items, running.number, running.weight, options.padded(running.weight), slot, stream)
+        async with places.place(running.number) as place:
+            self._meter.blocks_replaced += place.blocks_replaced
+            padded = options.padded(running.weight)
+            batch = Batch(running.items, running.number, running.weight, padded, place.slot, place.stream)
             label = running.label()
             if label is not None:
                 LABEL.set(label)  # in the context of this task, which ends with the batch
             if self._hooks is not None:
                 running.ends = self._hooks.begin(batch, running.requests, began)
             try:
-                found = outcomes(await options.function(batch), len(running.requests))
+                found = await place.outcomes(await options.function(batch), len(running.requests))
             except BaseException as error:
                 self._note_fault(error)  # before this waits for the stream: no other batch begins
                 raise
+            self._meter.results_copied += place.results_copied
         self._times.add(running.weight, len(found), loop.time() - began)
         for outcome in found:
             if is_failure(outcome):

@@ -4,47 +4,96 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from ..errors import AiocudaError
 from ..pipeline import Slot, TripleBuffer
+from ..pipeline._result_copies import ResultCopies
+from ..pipeline._slot import memory_of
+from ..pipeline._slot_memory import SlotMemory
 from ..stream import Stream
+from ._own_outcomes import own_outcomes
+from ._results import outcomes
 
 __all__ = ["Place"]
 
 
 class Place:
-    """Takes a place for the time of the block, and waits at its end for the work on its stream.
+    """Takes a place for the time of the block.
 
-    One is free, so this does not wait for another batch. A failure of the work leaves the block, unless an exception
-    does. This is no generator of `contextlib`, which sets ``__traceback__``: a frozen dataclass refuses that.
+    One is free, so this does not wait for another batch. `outcomes` waits for the work on the stream; the end of the
+    block waits for it if an exception leaves the block before. This is no generator of `contextlib`, which sets
+    ``__traceback__``: a frozen dataclass refuses that.
+
+    Attributes
+    ----------
+    slot : Slot or None
+        None without a device.
+    stream : Stream or None
+    blocks_replaced, results_copied : int
+        For the statistics of the batcher.
     """
 
-    __slots__ = ("_item", "_ring", "_slot", "_streams")
+    __slots__ = ("_is_awaited", "_item", "_ring", "_streams", "blocks_replaced", "results_copied", "slot", "stream")
 
     def __init__(self, ring: TripleBuffer, streams: Sequence[Stream], item: Any) -> None:
         self._ring = ring
         self._streams = streams
         self._item = item
-        self._slot: Slot | None = None
+        self._is_awaited = False  # the work on the stream
+        self.slot: Slot | None = None
+        self.stream: Stream | None = None
+        self.blocks_replaced = self.results_copied = 0
 
-    async def __aenter__(self) -> Slot | None:
-        """Return the slot; None without a device."""
-        if not self._streams:
-            return None
-        slot = self._slot = await self._ring.acquire(self._item)
-        slot.stream = self._streams[slot.number]
-        return slot
+    async def __aenter__(self) -> Self:
+        if self._streams:
+            slot = await self._ring.acquire(self._item)
+            memory = memory_of(slot)
+            if memory.pinned or memory.buffers:
+                self._renew(slot, memory)
+            slot.stream = self.stream = self._streams[slot.number]
+            self.slot = slot
+        return self
+
+    def _renew(self, slot: Slot, memory: SlotMemory) -> None:
+        """Let the slot replace the memory that anything else refers to."""
+        try:
+            self.blocks_replaced = memory.renew()
+        except BaseException:  # Ctrl-C
+            self._ring.release(slot)
+            raise
+
+    async def outcomes(self, results: Any, size: int) -> list[Any]:
+        """Wait for the work on the stream, and return the outcomes of a batch, without memory of the slot.
+
+        Raises
+        ------
+        BatchError
+            As `outcomes` of the results.
+        AiocudaError
+            The work has failed, or a copy of the results.
+        """
+        slot, stream = self.slot, self.stream
+        if slot is None or stream is None:
+            return outcomes(results, size)
+        try:
+            await stream.synchronize()
+        finally:
+            self._is_awaited = True  # also if it has failed: to wait again would add the same failure as a note
+        memory = memory_of(slot)
+        if not (memory.pinned or memory.buffers):
+            return outcomes(results, size)
+        self._is_awaited = False  # the copies
+        found, self.results_copied = await own_outcomes(results, size, ResultCopies(memory, stream))
+        self._is_awaited = True
+        return found
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        slot = self._slot
-        if slot is None:
+        slot, stream = self.slot, self.stream
+        if slot is None or stream is None:
             return
-        stream = self._streams[slot.number]
         try:
-            if error is None:
-                await stream.synchronize()
-            else:
+            if error is not None and not self._is_awaited:
                 await _finish_after(error, stream)
         finally:
             self._ring.release(slot)

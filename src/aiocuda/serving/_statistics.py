@@ -51,6 +51,10 @@ class BatcherStatistics:
     rate
         Requests per second that batches like the recent ones serve. If these were not full, full batches may serve
         more. Before the first is measured, it supposes full batches of 0.1 s.
+    results_copied
+        Results of which a part was in the slot's memory, and was copied.
+    blocks_replaced
+        Blocks of memory that something still held when the next batch came. The slots got other ones.
     """
 
     accepted: int
@@ -70,6 +74,8 @@ class BatcherStatistics:
     predicted_s: dict[int, float | None]
     actual_s: dict[int, float]
     rate: float
+    results_copied: int = 0
+    blocks_replaced: int = 0
 
 
 class BatcherMeter:
@@ -82,6 +88,7 @@ class BatcherMeter:
         self._waits: deque[float] = deque(maxlen=REMEMBERED)
         self.answered = self.failed = self.cancelled = 0
         self.overloaded = self.refused = self.missed_deadlines = 0
+        self.results_copied = self.blocks_replaced = 0
 
     def begin(self, wait: float) -> None:
         """Count a request that begins to be served, after ``wait`` seconds."""
@@ -115,4 +122,6 @@ class BatcherMeter:
             predicted_s={bucket: predicted for bucket, (predicted, _) in by_bucket.items()},
             actual_s={bucket: last for bucket, (_, last) in by_bucket.items()},
             rate=times.rate,
+            results_copied=self.results_copied,
+            blocks_replaced=self.blocks_replaced,
         )

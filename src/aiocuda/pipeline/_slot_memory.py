@@ -1,0 +1,225 @@
+"""SlotMemory: the buffers and the pinned arrays of a slot, which serve one item after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from sys import getrefcount
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from .._device import Device
+from .._device_resources import resources_of
+from ..errors import AiocudaError
+from ..memory._buffer import DeviceBuffer, block_of
+from ..memory._pinned import PinnedBuffer, pinned_block_of
+
+__all__ = ["CapturedWork", "SlotMemory"]
+
+#: A key of `SlotMemory.pinned` (True) or `SlotMemory.buffers` (False).
+Key: TypeAlias = tuple[bool, str]
+
+#: The reference count, in the form in which it is asked for here, of an object that only a list holds. It includes the
+#: references of the call, whose number depends on Python's version.
+(_LISTED,) = map(getrefcount, [object()])
+
+#: That of an owner: `SlotMemory.owners` and one other object hold it.
+_OWN = _LISTED + 1
+
+
+class CapturedWork(Protocol):
+    """The captured work of a stage. `aiocuda.pipeline._replay.Replay` implements it."""
+
+    @property
+    def graph(self) -> object:
+        """The graph."""
+
+    def close(self) -> None:
+        """Close the graph."""
+
+
+Work = TypeVar("Work", bound=CapturedWork)
+
+
+class SlotMemory:
+    """The memory of a slot. Each block serves one item after another, unless anything else refers to it.
+
+    A view that lives longer than its item would change when the slot computes the next one. So the slot lets go of a
+    block that anything else refers to (`renew`), and the next use of its name allocates another one. All references to
+    memory go to one of its *owners*: a buffer and its block, or a pinned array and the arrays that it is a view of.
+    Their reference counts show whether there are any.
+
+    Attributes
+    ----------
+    buffers : dict of str to DeviceBuffer
+    requests : dict of str to tuple
+        For each buffer, the shape and dtype of the last request and the buffer itself, if both are immutable.
+    pinned : dict of str to PinnedBuffer
+    replays : dict of str to Replay
+        The captured work of the stages that are replayed, by the stage's name. It uses the addresses of the memory.
+    owners : list
+        The owners of all blocks.
+    own : list of int
+        The reference counts of the owners if nothing but the slot refers to them.
+    """
+
+    __slots__ = (
+        "_captured",
+        "_device",
+        "_keys",
+        "_lost",
+        "buffers",
+        "own",
+        "owners",
+        "pinned",
+        "replaced",
+        "replays",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, DeviceBuffer] = {}
+        self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
+        self.pinned: dict[str, PinnedBuffer] = {}
+        self.replays: dict[str, Any] = {}  # `Replay` imports the module of slots
+        self.owners: list[object] = []
+        self.own: list[int] = []
+        self._device: Device | None = None
+        self._keys: list[Key] = []  # of the owners
+        self._captured: Counter[int] = Counter()  # the references of `replays` to an owner, by its id
+        #: Shape and dtype of the buffers that the slot has let go of.
+        self._lost: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+
+    def note_block(self, device: Device) -> None:
+        """Note that there is another block, on this device."""
+        self._device = device
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.own = [-1]  # equal to no counts, so that `renew` looks at all owners
+
+    def lost(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Return shape and dtype of a buffer that the slot has let go of; None if there was no such buffer."""
+        return self._lost.get(name)
+
+    def capture(self, stage: str, make: Callable[[], Work]) -> Work:
+        """Return the captured work of a stage, which ``make`` makes. The slot owns what it refers to."""
+        before = self._excess()
+        work = self.replays[stage] = make()
+        self._captured.update(self._excess())
+        self._captured.subtract(before)
+        self._note_change()
+        return work
+
+    def forget_replays(self) -> None:
+        """Close the captured work. A stage that needs it again captures it again."""
+        for replay in self.replays.values():
+            replay.close()
+        self.replays.clear()
+        self._captured.clear()
+        self._note_change()
+
+    def free(self) -> None:
+        """Release all memory. A buffer returns to its pool after the last operation that uses it."""
+        self.forget_replays()
+        self.buffers.clear()
+        self.requests.clear()
+        self.pinned.clear()
+        self._lost.clear()
+        self._find_owners()
+
+    # -- other references ----------------------------------------------------------------------------------------
+
+    def renew(self) -> int:
+        """Let go of the blocks that anything else refers to, and return their number.
+
+        They go back to their pools when nothing refers to them.
+        """
+        if [*map(getrefcount, self.owners)] == self.own:
+            return 0
+        self._find_owners()
+        held = [key for key in self._held() if not self._is_fixed(key)]
+        if held:
+            self.forget_replays()
+            for key in held:
+                self._let_go(key)
+            self._find_owners()
+        return len(held)
+
+    def _let_go(self, key: Key) -> None:
+        is_pinned, name = key
+        if is_pinned:
+            del self.pinned[name]
+        else:
+            buffer = self.buffers.pop(name)
+            self.requests.pop(name, None)
+            self._lost[name] = buffer.shape, buffer.dtype
+
+    def _find_owners(self) -> None:
+        """Find the owners, and how many references the slot has to each."""
+        self.owners, self._keys, self.own = [], [], []
+        for name, array in self.pinned.items():
+            if not array.freed:
+                for each in _with_bases(array):
+                    self._add_owner((True, name), each)
+        for name, buffer in self.buffers.items():
+            if not buffer.freed:
+                request = self.requests.get(name)
+                self._add_owner((False, name), buffer, 1 if request is not None and request[2] is buffer else 0)
+                self._add_owner((False, name), block_of(buffer))
+
+    def _add_owner(self, key: Key, owner: object, more: int = 0) -> None:
+        self.owners.append(owner)
+        self._keys.append(key)
+        self.own.append(_OWN + more + self._captured[id(owner)])
+
+    def _excess(self) -> dict[int, int]:
+        """Return the number of references that are not the slot's own, by the id of the owner."""
+        self._find_owners()
+        counts = [*map(getrefcount, self.owners)]
+        return {id(owner): count - own for owner, count, own in zip(self.owners, counts, self.own, strict=True)}
+
+    def _held(self) -> list[Key]:
+        """Return the keys of the blocks that anything else refers to."""
+        if not self._counted():
+            return []
+        self._drop_unneeded()
+        held = self._counted()
+        for key in held:
+            is_pinned, name = key
+            if not is_pinned:  # another library has released it, and an operation holds it until its work is done
+                held[key] -= len(block_of(self.buffers[name]).dependencies or ())
+        return [key for key, count in held.items() if count > 0]
+
+    def _drop_unneeded(self) -> None:
+        """Let the device drop references of its own: of operations that are done, of other libraries' arrays."""
+        if self._device is not None:
+            with contextlib.suppress(AiocudaError):  # closed, or faulted
+                reactor = resources_of(self._device).open_reactor()
+                reactor.notifier_pool.drop_results()
+                self._device.memory.sweep(reactor)
+
+    def _counted(self) -> Counter[Key]:
+        """Return the number of references that are not the slot's own, by key."""
+        found: Counter[Key] = Counter()
+        for at, count in enumerate([*map(getrefcount, self.owners)]):
+            if count > self.own[at]:
+                found[self._keys[at]] += count - self.own[at]
+            else:
+                self.own[at] = count  # captured work has dropped a reference
+        return found
+
+    def _is_fixed(self, key: Key) -> bool:
+        """True if a graph of the program uses the block: it would go on using it when the slot has another one."""
+        is_pinned, name = key
+        block = pinned_block_of(self.pinned[name]) if is_pinned else block_of(self.buffers[name])
+        return block is not None and bool(block.graphs - {replay.graph for replay in self.replays.values()})
+
+
+def _with_bases(array: Any) -> Iterator[Any]:
+    """Yield an array, and the arrays that it is a view of."""
+    while isinstance(array, np.ndarray):
+        yield array
+        array = array.base
