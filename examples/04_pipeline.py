@@ -65,7 +65,7 @@ async def main(driver):
         for overlap in (False, True):
             pipeline.reset_statistics()
             began = time.perf_counter()
-            # The result of the last stage is in the slot's memory: it is valid until the next item is requested.
+            # The last stage downloads into the slot's memory; the result is a copy, which stays.
             squares = [float(result[0]) async for result in pipeline.run(range(COUNT), overlap=overlap)]
             seconds[overlap] = time.perf_counter() - began
             assert squares == [number**2 for number in range(COUNT)]

@@ -388,6 +388,38 @@ async def test_containers_without_a_part_are_the_same_objects(device: Device) ->
         assert (await pipeline.execute_iteration(1))[1] is constant
 
 
+async def test_dataclass_whose_field_cannot_be_read_is_passed_on(device: Device) -> None:
+    @dataclasses.dataclass
+    class Lazy:
+        view: Any
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "view":
+                raise ZeroDivisionError("not yet")
+            return super().__getattribute__(name)
+
+    async def last(slot: Slot) -> Any:
+        return Lazy(slot.pinned("source", SIZE, np.uint32))
+
+    async with Pipeline(device, stages(Stage("last", last)), 1) as pipeline:
+        results = await by_run(pipeline)
+        assert [value(result.__dict__["view"]) for result in results] == list(range(ITEMS))
+        assert pipeline.statistics().blocks_replaced == ITEMS - 1
+
+
+async def test_deep_result_without_a_part_is_passed_on(device: Device) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+
+    async def last(slot: Slot) -> Any:
+        slot.pinned("source", SIZE, np.uint32)
+        return deep
+
+    async with Pipeline(device, stages(Stage("last", last)), 1) as pipeline:
+        assert await pipeline.execute_iteration(1) is deep
+
+
 async def test_cycle_is_left_as_it_is(device: Device) -> None:
     """The memory that its original refers to is not used again."""
 

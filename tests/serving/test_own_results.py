@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +90,19 @@ async def test_each_client_has_its_own_answer(device: Device, form: str, clients
     unknown = form == "unknown objects"  # they are not copied: the slot takes other memory
     assert statistics.results_copied == (0 if unknown else 2 * clients + MOST)
     assert statistics.blocks_replaced == (statistics.batches - 1 if unknown else 0)
+
+
+async def test_object_that_many_results_contain_stays_one_object(device: Device) -> None:
+    labels = ["cat", "dog"]
+
+    async def infer(batch: Batch[int]) -> Any:
+        rows = await filled(batch)
+        return [{"labels": labels, "row": row} for row in rows]
+
+    async with MicroBatcher(infer, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
+        found = await answers(batcher, range(MOST))
+        assert all(result["labels"] is labels for result in found)
+        assert [result["row"][0] for result in found] == list(range(MOST))
 
 
 async def test_copies_are_the_receivers(device: Device) -> None:
@@ -292,6 +308,20 @@ async def test_buffer_without_a_shape_after_its_memory_was_replaced(device: Devi
     assert len({x.address for x in kept}) == 3
 
 
+async def test_buffer_that_changes_its_shape_is_let_go_of_at_once(device: Device) -> None:
+    async def infer(batch: Batch[int]) -> Any:
+        assert batch.slot is not None
+        items = batch.items[0]
+        batch.slot.buffer("x", items)
+        await until(lambda: device.memory.statistics().live_bytes == 4 * items, "the old buffer going back")
+        return batch.items
+
+    async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:
+        for items in (1000, 2000, 1000):
+            assert await quickly(batcher.submit(items)) == items
+        assert batcher.statistics().blocks_replaced == 0
+
+
 async def test_function_that_returns_nothing_of_the_slot_replaces_and_copies_nothing(device: Device) -> None:
     async def infer(batch: Batch[int]) -> Any:
         assert batch.slot is not None
@@ -484,6 +514,73 @@ async def test_tensors_of_pytorch_are_cloned(device: Device) -> None:
         rows = found if first % 2 else [result["row"] for result in found]
         assert [row.tolist() for row in rows] == [[number] * WIDTH for number in range(first, first + 9)]
     assert (statistics.results_copied, statistics.blocks_replaced) == (90, 0)
+
+
+class Tensor:
+    """As much of a tensor of PyTorch on a GPU as a copy needs, over a buffer of any driver."""
+
+    is_cuda, device, nbytes = True, "cuda:0", 4
+    current: str | None = None  # the handle of PyTorch's current stream
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.shape = buffer.shape
+        self.cloned_on: str | None = None
+        self.recorded_for: list[str] = []
+
+    def data_ptr(self) -> int:
+        return int(self.buffer.address)
+
+    def element_size(self) -> int:
+        return int(self.buffer.dtype.itemsize)
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+    def clone(self) -> Tensor:
+        copy = Tensor(self.buffer)
+        copy.cloned_on = Tensor.current
+        return copy
+
+    def record_stream(self, stream: str) -> None:
+        self.recorded_for.append(stream)
+
+
+@contextlib.contextmanager
+def torch_stream(stream: str) -> Iterator[None]:
+    Tensor.current = stream
+    yield
+    Tensor.current = None
+
+
+async def test_tensors_in_device_memory_are_cloned_on_the_stream_of_the_slot(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This stands in for PyTorch. The test after it runs with PyTorch on a GPU."""
+    cuda = types.SimpleNamespace(
+        ExternalStream=lambda handle, device: f"external {handle} on {device}",
+        stream=torch_stream,
+        current_stream=lambda device: f"current on {device}",
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, cuda=cuda))
+    given: list[Tensor] = []
+    handles: list[int] = []
+
+    async def infer(batch: Batch[int]) -> Any:
+        assert batch.stream is not None
+        x = await on_device(batch)
+        given.append(Tensor(x[:1]))
+        elsewhere = Tensor(batch.stream.empty(4))
+        handles.append(batch.stream.__cuda_stream__()[1])
+        return [(given[-1], elsewhere, elsewhere)]
+
+    async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:
+        copy, elsewhere, same = await quickly(batcher.submit(1))
+        assert batcher.statistics().results_copied == 1
+    assert copy is not given[0]
+    assert (copy.cloned_on, copy.recorded_for) == (f"external {handles[0]} on cuda:0", ["current on cuda:0"])
+    assert elsewhere is same
+    assert elsewhere.cloned_on is None
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ from ..errors import (
 from ..stream import Stream
 from ._failures import combine
 from ._replay import Replay, Replayed
-from ._result_copies import PLAIN, ResultCopies
+from ._result_copies import PLAIN, ResultCopies, own_array
 from ._slot import Slot, SlotState, StageSlot
 from ._stage import Stage, operations_of, results_of
 
@@ -277,17 +277,19 @@ class PipelineItem:
 
     async def _owned(self, result: Any) -> Any:
         """Return the result with copies for its parts in the slot's memory. All work of the item is done."""
-        position = len(self._plan.stages) - 1
-        copies = ResultCopies(self._contents.memory, self._resources.streams[position])
+        position, memory = len(self._plan.stages) - 1, self._contents.memory
         try:
-            if not copies.find(result):
-                return result
-            await copies.make()
-            owned = copies.owned(result)
+            owned = own_array(result, memory)
+            if owned is None:
+                copies = ResultCopies(memory, self._resources.streams[position])
+                if not copies.find(result):
+                    return result
+                await copies.make()
+                owned = copies.owned(result)
         except Exception as error:  # noqa: BLE001 - raised with a note
             self.failure = self._noted(error, position)
             raise self.failure  # noqa: B904 - it has its cause
-        self._resources.meter.results_copied += 1
+        self._resources.meter.results_copied += owned is not result
         return owned
 
     def _resolve_chain(self) -> None:

@@ -109,7 +109,7 @@ class Pipeline(ProcessLocal):
     def run(self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None) -> PipelineRun:
         """Return the last stage's results, in the order of the source, as an asynchronous iterator.
 
-        A result may be in the slot's memory: it is valid until the next result is asked for.
+        Parts of a result in the slot's memory are copied when the item's work has ended: the consumer owns its results.
 
         A loop that may be left early belongs inside ``async with contextlib.aclosing(pipeline.run(source)) as
         results``. Without it, a run that was left by `break` ends when Python finalises the iterator, or when the
@@ -134,7 +134,8 @@ class Pipeline(ProcessLocal):
         Exception
             The failure of a stage or of the source, after the results before it; a note names stage and item. Then
             nothing is left unfinished, all slots are free, and the pipeline can run again. Failures of several items
-            are raised as an `ExceptionGroup`.
+            are raised as an `ExceptionGroup`. An `UnsupportedError` is the failure of an item whose result has an array
+            of another library in the slot's device memory.
         """
         if overlap is not None and not isinstance(overlap, bool):
             raise InvalidTypeError(f"overlap is True, False or None, not {overlap!r}")
@@ -147,7 +148,7 @@ class Pipeline(ProcessLocal):
         """Take one item through all stages, and return the last stage's result.
 
         Concurrent calls overlap. Their items go through the stages in the order of the calls. The slot is free when
-        this returns: the last stage must return memory of its own, not the slot's.
+        this returns. Parts of the result in its memory are copied, as in `run`.
 
         Raises
         ------
@@ -198,7 +199,7 @@ class Pipeline(ProcessLocal):
                         if result is not SKIPPED:
                             delivered = resources.now()
                             yield result
-                            del result  # it may be in the slot's memory
+                            del result  # it may be large
                             resources.meter.consumer_seconds += resources.now() - delivered
                         run.release(item)
                 except BaseException as error:

@@ -1,4 +1,4 @@
-"""ResultCopies: results without the memory of a slot, which the next item overwrites."""
+"""ResultCopies: results without the memory of a slot, which the slot uses again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..stream import Stream
 from ._slot_memory import SlotMemory
 from ._slot_ranges import SlotRanges
 
-__all__ = ["PLAIN", "ResultCopies"]
+__all__ = ["PLAIN", "ResultCopies", "own_array"]
 
 #: Types of objects that share no memory and contain no other objects.
 PLAIN: Final = frozenset(
@@ -29,6 +29,21 @@ PLAIN: Final = frozenset(
 
 #: Bytes that the loop copies itself: 0.1 ms. More are copied on a thread, to which handing them takes 50 µs.
 LOOP_BYTES: Final = 1 << 20
+
+
+def own_array(value: Any, memory: SlotMemory) -> Any:
+    """Return an array of NumPy, or a copy of it if it lies in the memory; None if this takes `ResultCopies`.
+
+    That is so for large arrays and all other objects. This is the quick way for the usual results of a pipeline.
+    """
+    kind = type(value)
+    if (kind is not np.ndarray and kind is not PinnedBuffer) or value.nbytes > LOOP_BYTES or value.dtype.kind == "O":
+        return None
+    if not value.flags.owndata:
+        for array in memory.pinned.values():
+            if np.may_share_memory(value, array):
+                return _host_copy(value)
+    return value
 
 
 class ResultCopies:
@@ -50,10 +65,10 @@ class ResultCopies:
         self._ranges = SlotRanges(memory)
         self._stream = stream
         self._parts: dict[int, Any] = {}  # by id
+        self._plain: dict[int, Any] = {}  # containers of plain objects by id: many results may have the same one
         self._copies: dict[int, Any] = {}  # by the id of the part
-        self._rebuilt: dict[
-            int, tuple[Any, Any]
-        ] = {}  # containers by id: the original, which keeps its id, and the new
+        #: Other objects by id: the original, which so keeps its id, and the object in its place.
+        self._rebuilt: dict[int, tuple[Any, Any]] = {}
 
     def is_array(self, value: Any) -> bool:
         """True for an array of NumPy or a tensor of PyTorch, unless it is an array of objects."""
@@ -71,16 +86,19 @@ class ResultCopies:
             A part in device memory belongs to a library whose arrays cannot be copied here.
         """
         found = False
-        seen: dict[int, Any] = {}
-        left = [result]
-        while left:
-            value = left.pop()
-            if type(value) in PLAIN or id(value) in seen:
+        seen: set[int] = set()
+        values = [result]
+        for value in values:  # it grows, and keeps the objects, so that no other one gets the id of one of them
+            kind = type(value)
+            if kind in PLAIN or id(value) in seen or id(value) in self._plain:
                 continue
-            seen[id(value)] = value
-            inner = _inner(value)
+            seen.add(id(value))
+            inner = value if kind is list or kind is tuple else value.values() if kind is dict else _inner(value)
             if inner is not None:
-                left += [each for each in inner if type(each) not in PLAIN]
+                others = [each for each in inner if type(each) not in PLAIN]
+                values += others
+                if not others:
+                    self._plain[id(value)] = value
             elif self._ranges.shares(value):
                 self._parts[id(value)] = value
                 found = True
@@ -104,10 +122,11 @@ class ResultCopies:
                 enqueued[key] = self._stream.submit(_clone, part, self._handle())
             else:
                 host[key] = part
-        if sum(map(_nbytes, host.values())) <= LOOP_BYTES:
-            copies = _host_copies(host.values())
+        parts = list(host.values())
+        if sum([part.nbytes for part in parts]) <= LOOP_BYTES:
+            copies = _host_copies(parts)
         else:
-            copies = await self._stream.device.offload(_host_copies, host.values())
+            copies = await self._stream.device.offload(_host_copies, parts)
         self._copies.update(zip(host, copies, strict=True))
         if enqueued:
             await gather(*enqueued.values())
@@ -147,23 +166,27 @@ class ResultCopies:
 def _inner(value: Any) -> Sequence[Any] | None:
     """Return the objects in a container; None if the value is no container."""
     kind = type(value)  # the `__class__` of a mock is that of its `spec`
-    if issubclass(kind, (list, tuple)):
-        items: Sequence[Any] = value
-        return items
+    if issubclass(kind, list):
+        return list.__getitem__(value, slice(None))  # and not the methods of the program's class
+    if issubclass(kind, tuple):
+        return tuple.__getitem__(value, slice(None))
     if issubclass(kind, dict):
         return list(dict.values(value))
     if issubclass(kind, np.ndarray):
         return list(value.flat) if value.dtype.kind == "O" else None
-    if hasattr(kind, "__dataclass_fields__"):
+    if not hasattr(kind, "__dataclass_fields__"):
+        return None
+    try:
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    return None
+    except Exception:  # noqa: BLE001 - a field may be a property. What it refers to in the slot's memory is not used again
+        return None
 
 
 def _with(value: Any, changed: dict[int, Any]) -> Any:
     """Return a container like this one, with other objects at some of the positions of `_inner`."""
     kind = type(value)
     if issubclass(kind, tuple):
-        inner = [changed.get(at, each) for at, each in enumerate(value)]
+        inner = [changed.get(at, each) for at, each in enumerate(_inner(value) or ())]
         if kind is tuple:
             return tuple(inner)
         make = getattr(kind, "_make", kind)  # of a named tuple; the tuples of C, as `torch.max` returns, have none
@@ -186,14 +209,9 @@ def _with(value: Any, changed: dict[int, Any]) -> Any:
     return new
 
 
-def _nbytes(part: Any) -> int:
-    nbytes: int = part.nbytes
-    return nbytes
-
-
 def _host_copies(parts: Iterable[Any]) -> list[Any]:
     """Return copies of parts in host memory. Any thread."""
-    return [_host_copy(part) for part in parts]
+    return [part.copy() if type(part) is np.ndarray else _host_copy(part) for part in parts]
 
 
 def _host_copy(part: Any) -> Any:

@@ -91,6 +91,9 @@ class SlotContents:
 class Slot(ProcessLocal):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
+    A pipeline and a `MicroBatcher` use memory again only if nothing but the slot, and graphs, refers to it: else the
+    slot takes other memory under the same name. So ask the slot for its memory for each item.
+
     Stages of a pipeline that work on one item at the same time receive different `Slot` objects: the item and the
     buffers are the same, and each has the stream of its stage.
 
@@ -189,6 +192,8 @@ class Slot(ProcessLocal):
         self, name: str, shape: int | Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32
     ) -> DeviceBuffer:
         """Return device memory that stays with the slot: the same name gives the same buffer, item after item.
+
+        Its content is undefined when an item begins.
 
         A changed shape or dtype makes a new, uninitialised buffer. Without a shape, return the existing buffer.
 

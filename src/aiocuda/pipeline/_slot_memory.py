@@ -65,19 +65,8 @@ class SlotMemory:
         The reference counts of the owners if nothing but the slot refers to them.
     """
 
-    __slots__ = (
-        "_captured",
-        "_device",
-        "_keys",
-        "_lost",
-        "buffers",
-        "own",
-        "owners",
-        "pinned",
-        "replaced",
-        "replays",
-        "requests",
-    )
+    __slots__ = ("_captured", "_device", "_keys", "_lost", "buffers", "own", "owners", "pinned", "replays",
+                 "requests")  # fmt: skip
 
     def __init__(self) -> None:
         self.buffers: dict[str, DeviceBuffer] = {}
@@ -98,7 +87,7 @@ class SlotMemory:
         self._note_change()
 
     def _note_change(self) -> None:
-        self.own = [-1]  # equal to no counts, so that `renew` looks at all owners
+        self.owners, self.own = [], [-1]  # they differ, so that `renew` finds the owners
 
     def lost(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         """Return shape and dtype of a buffer that the slot has let go of; None if there was no such buffer."""

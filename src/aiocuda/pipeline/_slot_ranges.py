@@ -67,8 +67,8 @@ class SlotRanges:
             return _overlaps(*_bounds_of_tensor(value), [*self._on_device, *map(_bounds, self._host)])
         if self._on_device and _overlaps(*_bounds_on_device(value), self._on_device):
             raise UnsupportedError(
-                f"a result is a {kind.__module__}.{kind.__qualname__} in the device memory of its slot, which the next "
-                "item overwrites, and aiocuda cannot copy it: return a copy of it, `array.copy()`, or download it"
+                f"a result is a {kind.__module__}.{kind.__qualname__} in the device memory of its slot, which is used "
+                "again, and aiocuda cannot copy it: return a copy of it, `array.copy()`, or download it"
             )
         return False
 
@@ -79,9 +79,10 @@ class SlotRanges:
         if base is not None and base is self._clean:
             return False  # a view of the same array: NumPy checks that it lies within
         array = value if type(value) is np.ndarray else np.asarray(value)
-        if any(np.may_share_memory(array, host) for host in self._host):
-            return True
-        if type(base) is np.ndarray and not any(np.may_share_memory(base, host) for host in self._host):
+        for host in self._host:
+            if np.may_share_memory(array, host):
+                return True
+        if type(base) is np.ndarray and not self._is_view(base):
             self._clean = base
         return False
 

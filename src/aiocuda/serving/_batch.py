@@ -29,8 +29,8 @@ class Batch(ProcessLocal, Generic[Item]):
         Counts the batches of the batcher, from 0.
     slot : aiocuda.pipeline.Slot or None
         Memory that stays with the stream, from batch to batch: ``slot.buffer(name, shape, dtype)`` on the device,
-        ``slot.pinned(name, shape, dtype)`` on the host. The next batch overwrites it, so results are no views of it.
-        None without ``device=``.
+        ``slot.pinned(name, shape, dtype)`` on the host. Parts of results in it are copied. If anything else refers to
+        it when the next batch begins, the slot takes other memory. None without ``device=``.
     stream : Stream or None
         A stream that no other running batch uses. A batch ends when the work on it is done. None without ``device=``.
     """

@@ -84,8 +84,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     ----------
     function
         A coroutine function. It gets an `aiocuda.serving.Batch` and returns a sequence with one result, or one
-        exception, for each item. It runs with the context variables of the task that has entered the batcher;
-        its operations have the labels of the requests (see `aiocuda.label`), joined by commas.
+        exception, for each item. What a result shares with the slot's memory is copied. The function runs with the
+        context variables of the task that has entered the batcher; its operations have the labels of the requests (see
+        `aiocuda.label`), joined by commas.
     max_batch_size
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
@@ -176,7 +177,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         DeviceFault
             The device has faulted, now or earlier.
         BatchError
-            The function returned the wrong number of results, or its exception cannot be copied.
+            The function returned the wrong number of results, or its exception cannot be copied; or this result has a
+            part in the slot's device memory, as an array of another library.
         ClosedError
             The batcher is closed, or was left by an exception.
         InvalidArgumentError, InvalidTypeError
