@@ -127,6 +127,11 @@ async def test_copies_are_the_receivers(device: Device) -> None:
 
 async def test_download_that_the_function_has_not_awaited(device: Device, latch: Latch) -> None:
     """The results are read when the work on the stream is done."""
+    releases: list[asyncio.Task[None]] = []
+
+    async def release() -> None:
+        await latch.held()
+        latch.release()
 
     async def infer(batch: Batch[int]) -> Any:
         assert batch.slot is not None
@@ -137,7 +142,7 @@ async def test_download_that_the_function_has_not_awaited(device: Device, latch:
         latch.hold(batch.stream)
         batch.stream.fill(x, float(batch.items[0]))
         batch.stream.download(x, out=out)
-        asyncio.get_running_loop().call_soon(latch.release)
+        releases.append(asyncio.create_task(release()))
         return out[: batch.size]  # of one dimension: its items are numbers
 
     async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:

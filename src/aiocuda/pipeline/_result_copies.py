@@ -178,7 +178,7 @@ def _inner(value: Any) -> Sequence[Any] | None:
         return None
     try:
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    except Exception:  # noqa: BLE001 - a field may be a property. What it refers to in the slot's memory is not used again
+    except Exception:  # noqa: BLE001 - code of the program's class. Memory that it still refers to is not used again
         return None
 
 
