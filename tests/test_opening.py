@@ -81,8 +81,12 @@ async def test_fallback_warning_names_the_line_that_opens_the_device(
     with pytest.warns(HostDriverWarning) as again:
         device = await aiocuda.open_device()  # here it is awaited
     await device.aclose()
-    lines = [(warning.filename, warning.lineno) for warning in (*told, *again)]
-    assert lines == [(__file__, line_of("# here it is entered")), (__file__, line_of("# here it is awaited"))]
+    with pytest.warns(HostDriverWarning) as in_a_task:
+        opening = aiocuda.open_device()  # here it is called
+        await (await asyncio.get_running_loop().create_task(opening.__aenter__())).aclose()
+    lines = [(warning.filename, warning.lineno) for warning in (*told, *again, *in_a_task)]
+    ends = ("entered", "awaited", "called")
+    assert lines == [(__file__, line_of(f"# here it is {end}")) for end in ends]
 
 
 @pytest.mark.asyncio

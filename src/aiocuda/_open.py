@@ -133,8 +133,8 @@ def driver_name(which: object) -> str:
     return wanted
 
 
-async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
-    """Return the driver, and True if the device has to close it."""
+async def _opened_driver(which: DriverName | Driver, line: SourceLine) -> tuple[Driver, bool]:
+    """Return the driver, and True if the device has to close it. ``line`` is that of a warning."""
     if not isinstance(which, str):
         if not callable(getattr(which, "event_query", None)):
             raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
@@ -155,7 +155,7 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
                 driver=name,
                 reason=reason,
             )
-        SourceLine.of_caller().warn(
+        line.warn(
             f"no GPU is used, work runs on the host driver: {reason}. To choose the host driver without this warning, "
             "use open_device(driver='host') or AIOCUDA_DRIVER=host",
             HostDriverWarning,
@@ -207,7 +207,7 @@ class _Opening:
             )
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
-        driver, owned = await _opened_driver(self._which)
+        driver, owned = await _opened_driver(self._which, self._line)
         try:
             if running_clock() is not None and driver.name != "simulated":
                 raise InvalidArgumentError(

@@ -15,8 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import BusyError, CleanupWarning, ClosedError, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from aiocuda import (
+    BusyError,
+    CleanupWarning,
+    ClosedError,
+    HostDriverWarning,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+)
 from aiocuda.data import Shuffle, SyncBatch, SyncBatches, WorkerLostError, sync_loader
+from aiocuda.driver.cuda import _probe
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program
 from tests.data.samples import FIELDS, always_dies, refuses_fives, write, writes_its_process
@@ -236,6 +245,17 @@ def test_a_thread_with_a_running_loop_is_refused() -> None:
 def test_wrong_arguments_are_raised_at_the_start(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error), loader(**{"source": range(3), **options}):
         pass
+
+
+def test_fallback_warning_names_the_line_that_enters_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIOCUDA_DRIVER", raising=False)
+    monkeypatch.setattr(_probe, "find", lambda: "there is none")
+    batches = loader(range(3), driver="auto", batch_size=3)
+    with pytest.warns(HostDriverWarning, match="there is none") as told:
+        line = sys._getframe().f_lineno + 1
+        with batches:
+            assert [values(batch) for batch in batches] == [[0, 2, 4]]
+    assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
 
 
 def test_a_batch_is_valid_until_the_next_one_unless_it_is_kept() -> None:

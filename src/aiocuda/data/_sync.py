@@ -81,6 +81,7 @@ class _LoopThread:
 
     def __init__(self, open_here: Callable[[], Any], source: Any, options: Mapping[str, Any]) -> None:
         self._open = open_here
+        self._opening: Any = None
         self._source = source
         self._options = options
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -110,7 +111,7 @@ class _LoopThread:
     async def _main(self) -> None:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        async with self._open() as device, DataLoader(device, self._source, **self._options) as loader:
+        async with self._opening as device, DataLoader(device, self._source, **self._options) as loader:
             self.device, self.loader = device, loader
             self._ready.set_result(None)
             await self._stop.wait()
@@ -153,6 +154,7 @@ class _LoopThread:
 
     def start(self) -> None:
         """Open the device and the loader; raise what that raises."""
+        self._opening = self._open()  # on this thread: warnings about the device name the line of the program
         self._thread.start()
         try:
             self._ready.result()
