@@ -116,6 +116,7 @@ def test_a_small_limit_of_locked_memory(sound: dict[str, str]) -> None:
     found = findings(program(limit, "doctor", "--json", "--driver", "host", **sound))
     assert problems(found) == {"pinned_limit"}
     assert "this process may lock 64 KiB (RLIMIT_MEMLOCK)" in found["pinned_limit"]["detail"]
+    assert "Memory that CUDA pins does not count" in found["pinned_limit"]["detail"]
     assert "ulimit -l unlimited" in found["pinned_limit"]["cure"]
 
 

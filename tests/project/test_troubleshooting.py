@@ -134,6 +134,10 @@ async def out_of_memory(device: aiocuda.Device, stream: Stream) -> None:
     stream.empty(1 << 24)
 
 
+async def host_out_of_memory(device: aiocuda.Device, stream: Stream) -> None:
+    device.pinned(1 << 56, np.uint8)
+
+
 async def overloaded(device: aiocuda.Device, stream: Stream) -> None:
     gate = asyncio.Event()
 
@@ -163,7 +167,7 @@ async def unordered(device: aiocuda.Device, stream: Stream) -> None:
 
 PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
-    *(no_host_implementation, fault, out_of_memory, overloaded, unclosed, unordered),
+    *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
 ]
 
 

@@ -191,7 +191,8 @@ async def check_pinned(machine: Machine) -> Result:
     elif locked < LEAST_LOCKED_BYTES:
         problem = (
             f"this process may lock {_bytes(locked)} (RLIMIT_MEMLOCK), less than Linux's default of "
-            f"{_bytes(LEAST_LOCKED_BYTES)}: libraries that lock memory, such as NCCL with RDMA, fail"
+            f"{_bytes(LEAST_LOCKED_BYTES)}. Memory that CUDA pins does not count, but libraries that lock memory "
+            "themselves fail, such as NCCL with RDMA"
         )
         cure = "ulimit -l unlimited; LimitMEMLOCK=infinity in a unit of systemd; docker run --ulimit memlock=-1"
         problems.append(Problem(problem, cure))
