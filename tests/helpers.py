@@ -7,12 +7,14 @@ import contextlib
 import gc
 import itertools
 import os
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self, cast
 
 import pytest
@@ -281,6 +283,13 @@ class Peer:
     def __exit__(self, *exc: object) -> None:
         if isinstance(self.inner, HostDriver):
             self.inner.close()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, with an author for its commits, and return what it prints."""
+    author = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def refusal() -> DriverError:

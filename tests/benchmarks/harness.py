@@ -116,7 +116,7 @@ class Run:
         self._peers: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in options.names}
         self.report: dict[str, Any] = {
             "schema": report.SCHEMA,
-            "commit": machine.commit(),
+            **machine.tree(),
             "command": options.command,
             "driver": self._driver,
             "small": self._small,

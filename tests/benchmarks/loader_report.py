@@ -40,7 +40,7 @@ class LoaderReport:
         found.pop("seconds")
         self._head: dict[str, Any] = {
             "schema": report.SCHEMA,
-            "commit": machine.commit(),
+            **machine.tree(),
             "command": command,
             "driver": driver,
             "small": small,

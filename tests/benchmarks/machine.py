@@ -13,6 +13,9 @@ import aiocuda
 
 ROOT = Path(__file__).parents[2]
 
+#: The code that figures depend on. The figures of a first run do not make the tree of a second one dirty.
+_CODE = ("src", "tests", "pyproject.toml")
+
 _PACKAGES = ("numpy", "anyio", "structlog", "cuda-bindings", "cuda-core", "cupy-cuda13x", "torch", "uvloop")
 
 
@@ -77,19 +80,20 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str | None:
-    """The measured commit: ``AIOCUDA_COMMIT`` if it is set, otherwise git's, with ``-dirty`` if files differ from it.
+def tree() -> dict[str, Any]:
+    """The measured code: ``commit``, and ``dirty``, which is True if files differ from that commit. None: unknown.
 
-    The variable has priority: an exported copy may be inside another repository.
+    ``AIOCUDA_COMMIT`` has priority, because an exported copy may be inside another repository: a commit, with
+    ``-dirty`` at its end if files differ from it.
     """
     said = os.environ.get("AIOCUDA_COMMIT")
     if said:
-        return said
+        return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
     try:
         head = _git("rev-parse", "HEAD").strip()
-        return head + ("-dirty" if _git("status", "--porcelain") else "")
+        return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--", *_CODE))}
     except (OSError, subprocess.SubprocessError):
-        return None
+        return {"commit": None, "dirty": None}
 
 
 def _git(*arguments: str) -> str:

@@ -1,9 +1,11 @@
-"""The tables of figures in README and in ``docs/benchmarks.md``, from ``docs/benchmarks/*.json``.
+"""The tables of figures in README and the documentation, from ``docs/benchmarks/*.json``.
 
 ``docs/benchmarks`` has the latest run of each row on each machine. Git keeps older runs. README has a few rows of the
-file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files. ``python -m tests.benchmarks.readme`` writes the
-tables between the markers of both, and the file with the published figures that ``aiocuda bench`` shows; with
-``--check`` it compares, and exits with 1 if a page or that file differs.
+file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
+``docs/how-to/batch-size.md`` two servers of ``host-serving.json``. ``python -m tests.benchmarks.readme`` writes the
+tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
+``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
+whether the code differed from that commit.
 """
 
 from __future__ import annotations
@@ -37,12 +39,29 @@ FIGURES = {
     "empty_free": "allocate and free 1 MiB of device memory",
 }
 
+#: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
+SECTIONS = {
+    "h200": "Operations, copies and pipelines",
+    "h200-loaders": "Loading data",
+    "h200-serving": "Requests in batches, with PyTorch",
+    "h200-services": "Requests one by one, with PyTorch",
+    "host-serving": "A service under load",
+    "h200-cluster": "Replicas of a cluster",
+    "h200-x2-cluster": "Replicas on two GPUs",
+}
+
+#: The loads of the table in ``docs/how-to/batch-size.md``.
+LOADS = (0.5, 0.8, 0.95, 1.5)
+
 #: The columns of README's table for peers, and the beginnings of the names of their peers.
 LIBRARIES = {"PyTorch": "torch", "CuPy": "cupy"}
 
 
 #: The file in the package with the published figures.
 PUBLISHED = Path("src", "aiocuda", "cli", "_bench", "published.json")
+
+#: The page with the table of `concurrency_table`.
+CONCURRENCY = Path("docs", "how-to", "batch-size.md")
 
 #: The rows that ``aiocuda bench`` shows: the row of ``h200.json``, its unit there, and the figure from that row.
 PUBLISHED_ROWS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
@@ -76,6 +95,7 @@ def published(folder: Path) -> str:
             raise ReadmeError(f"{path} has no row {source} in {unit}, which `aiocuda bench` shows")
         found[name] = {"p50": float(f"{figure(rows[source]):.6g}"), "row": source}
     machine, versions = report["machine"], report["versions"]
+    commit, dirty = _tree(report)
     measured = {
         "gpu": machine["gpu"],
         "cuda": machine["cuda"],
@@ -83,7 +103,8 @@ def published(folder: Path) -> str:
         "cpus": machine["cpus"],
         "python": versions["python"],
         "aiocuda": versions["aiocuda"],
-        "commit": report["commit"],
+        "commit": commit,
+        "dirty": dirty,
     }
     return json.dumps({"measured": measured, "rows": found}, indent=2) + "\n"
 
@@ -102,7 +123,7 @@ def short_table(folder: Path) -> str:
         row = rows[name]
         values = [row["p50"], *(_peer(row, library) for library in LIBRARIES.values()), row["baseline"]["p50"]]
         lines.append(_cells(title, *(_value(value, row["unit"]) for value in values)))
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", f"Measured with {_code(report)}.", ""])
 
 
 def _peer(row: Mapping[str, Any], library: str) -> float | None:
@@ -121,15 +142,53 @@ def _value(value: float | None, unit: str) -> str:
 
 
 def section(folder: Path) -> str:
-    """Return the tables of all files, one for each machine, for ``docs/benchmarks.md``.
+    """Return the tables of all files, one for each machine, and then those of the limits, for ``docs/benchmarks.md``.
 
     ``local.json`` and ``local-serving.json`` are what `make bench` writes without a name: git ignores them, and so does
     the page.
     """
-    files = sorted(path for path in folder.glob("*.json") if not path.name.startswith("local"))
+    order = list(SECTIONS)
+    files = sorted(
+        (path for path in folder.glob("*.json") if not path.name.startswith("local")),
+        key=lambda path: (order.index(path.stem) if path.stem in order else len(order), path.stem),
+    )
     if not files:
         return "No figures have been recorded yet: `make bench` measures them.\n"
-    return "\n".join(_table(path, _load(path)) for path in files)
+    reports = {path: _load(path) for path in files}
+    return "\n".join(
+        [
+            *(_table(path, report) for path, report in reports.items()),
+            "## Limits of the project\n",
+            "The project holds these figures to limits that it has set for itself. Each cell has a figure of the row, "
+            "and its limit in brackets; a missed limit is bold.\n",
+            *(
+                _limits(path, report)
+                for path, report in reports.items()
+                if any(row["checks"] for row in report["rows"])
+            ),
+        ]
+    )
+
+
+def concurrency_table(folder: Path) -> str:
+    """Return the table of ``docs/how-to/batch-size.md``: our server with two batches at a time, and with one."""
+    path = folder / "host-serving.json"
+    report = _load(path)
+    curves = {curve["server"]: curve for curve in report.get("curves", ())}
+    if not curves.keys() >= {"ours", "ours_one"}:
+        raise ReadmeError(f"{path} has no figures of ours and ours_one, which {CONCURRENCY} shows")
+    servers = [curves["ours_one"], curves["ours"]]
+    lines = [
+        _cells("", "one batch at a time", "`max_concurrent_batches=2`"),
+        "|---|---|---|",
+        _cells("requests per second, at most", *(number(server["capacity"]) for server in servers)),
+    ]
+    for load in LOADS:
+        points = [next(point for point in server["points"] if point["load"] == load) for server in servers]
+        times = [f"{_value_or_dash(point['p50_ms'])} / {_value_or_dash(point['p99_ms'])} ms" for point in points]
+        lines.append(_cells(f"latency at {load * 100:g} % of that, p50 / p99", *times))
+    where = f"Measured with {_code(report)} ([`{path.name}`](../benchmarks/{path.name}))."
+    return "\n".join([*lines, "", where, ""])
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -142,27 +201,51 @@ def _load(path: Path) -> dict[str, Any]:
     return report
 
 
-def _table(path: Path, report: Mapping[str, Any]) -> str:
-    machine, versions = report["machine"], report["versions"]
+def _tree(report: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+    """Return the commit, and whether the code differed from it. Older files have ``-dirty`` in the commit."""
+    commit: str | None = report["commit"]
+    if commit is None or "dirty" in report:
+        return commit, report.get("dirty")
+    return commit.removesuffix("-dirty"), commit.endswith("-dirty")
+
+
+def _code(report: Mapping[str, Any]) -> str:
+    """Return the version, the commit, and whether the code differed from it."""
+    commit, dirty = _tree(report)
+    of = "an unknown commit" if commit is None else f"commit `{commit[:12]}`"
+    return f"aiocuda {report['versions']['aiocuda']}, {of}{' with uncommitted changes' if dirty else ''}"
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    machine = report["machine"]
+    if not machine["gpu"]:
+        return f"host driver, {machine['cpus']} CPUs"
     gpus = f"{count} × " if (count := machine.get("gpus", 1)) > 1 else ""  # older files have no number
-    where = (
-        f"{gpus}{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['driver']}"
-        if machine["gpu"]
-        else "host driver"
-    )
-    commit = (report["commit"] or "unknown")[:12]
+    return f"{gpus}{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['driver']}, {machine['cpus']} CPUs"
+
+
+def _table(path: Path, report: Mapping[str, Any]) -> str:
+    """Return the section of a file: its figures beside those of the others, without the limits."""
     sizes = " Reduced sizes: it shows that the rows run, and no more." if report["small"] else ""
     lines = [
-        f"{where}, {machine['cpus']} CPUs, Python {versions['python']}, commit `{commit}`. Medians of one run of "
+        f"## {SECTIONS.get(path.stem, path.stem)}",
+        "",
+        f"{_machine(report)}, Python {report['versions']['python']}, {_code(report)}. Medians of one run of "
         f"`{report['command']}` ([`{path.name}`](benchmarks/{path.name})).{sizes}",
         "",
-        "| | aiocuda | p99 | baseline | must | others |",
-        "|---|---|---|---|---|---|",
+        "| | aiocuda | p99 | baseline | others |",
+        "|---|---|---|---|---|",
         *(_line(row) for row in report["rows"]),
         "",
         *_curves(report.get("curves", ())),
     ]
     return "\n".join(lines)
+
+
+def _limits(path: Path, report: Mapping[str, Any]) -> str:
+    """Return the limits of a file's rows."""
+    rows = [_cells(row["title"], _checks(row["checks"])) for row in report["rows"] if row["checks"]]
+    return "\n".join([f"{_machine(report)}, {_code(report)}:", "", "| | measured (limit) |", "|---|---|", *rows, ""])
 
 
 def _curves(curves: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -206,11 +289,11 @@ def _value_or_dash(value: float | None) -> str:
 
 def _line(row: Mapping[str, Any]) -> str:
     if not row["n"]:
-        return _cells(row["title"], f"error: {row['error']}", "", "", "", _others(row))
+        return _cells(row["title"], f"error: {row['error']}", "", "", _others(row))
     baseline = row["baseline"]
     beside = "" if baseline is None else f"{number(baseline['p50'])} ({baseline['label']})"
     value = f"{number(row['p50'])} {row['unit']}"
-    return _cells(row["title"], value, number(row["p99"]), beside, _checks(row["checks"]), _others(row))
+    return _cells(row["title"], value, number(row["p99"]), beside, _others(row))
 
 
 def _cells(*cells: str) -> str:
@@ -261,7 +344,7 @@ def filled(page: str, table: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in after or END in before:
-        raise ReadmeError(f"README and docs/benchmarks.md need one {BEGIN} and, below it, one {END}")
+        raise ReadmeError(f"README.md, docs/benchmarks.md and {CONCURRENCY} need one {BEGIN} and, below it, one {END}")
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
@@ -271,7 +354,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder with README.md (default: this project's)")
     given = parser.parse_args(argv)
     folder: Path = given.root / "docs" / "benchmarks"
-    pages = {given.root / "README.md": short_table, given.root / "docs" / "benchmarks.md": section}
+    pages = {
+        given.root / "README.md": short_table,
+        given.root / "docs" / "benchmarks.md": section,
+        given.root / CONCURRENCY: concurrency_table,
+    }
     figures = given.root / PUBLISHED
     try:
         old = {path: path.read_text("utf-8") for path in pages}

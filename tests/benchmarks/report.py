@@ -1,9 +1,10 @@
 """The report: what a run writes, as plain JSON.
 
-``{schema, commit, command, driver, small, machine, versions, seconds, rows: [{name, title, unit, better, p50, p99, n,
-bound, ratio, met, checks, baseline, figures, peers, …}]}``. A row or peer that came to grief has ``error`` instead of
-figures; a peer that cannot run here has ``skipped``. ``bound`` is the limit of the row's first check, ``ratio`` is p50
-divided by the baseline's p50, and p99 always lies on the bad side.
+``{schema, commit, dirty, command, driver, small, machine, versions, seconds, rows: [{name, title, unit, better, p50,
+p99, n, bound, ratio, met, checks, baseline, figures, peers, …}]}``. A row or peer that came to grief has ``error``
+instead of figures; a peer that cannot run here has ``skipped``. ``dirty`` is True if the code differed from the commit.
+``bound`` is the limit of the row's first check, ``ratio`` is p50 divided by the baseline's p50, and p99 always lies on
+the bad side.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from tests.benchmarks.rows import ROWS
 from tests.benchmarks.test_report import measured
 
 FIGURES = readme.FIGURES
+
+
+def pages_of(root: Path) -> list[Path]:
+    return [root / "README.md", root / "docs" / "benchmarks.md", root / readme.CONCURRENCY]
 
 
 @pytest.fixture
@@ -29,15 +34,25 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     written = {
         "schema": report.SCHEMA,
         "commit": "0123456789abcdef",
+        "dirty": False,
         "small": False,
         "command": "python -m tests.benchmarks",
         "machine": {"gpu": "NVIDIA H200", "cuda": "13.0", "driver": "580", "cpus": 16},
-        "versions": {"python": "3.12.3"},
+        "versions": {"python": "3.12.3", "aiocuda": "1.2.3"},
         "rows": rows,
     }
     report.write(written, folder / "h200.json")
+    points = [
+        {"load": load, "p50_ms": 10 * load, "p99_ms": 20 * load, "p999_ms": None, "goodput": 1.0, "refused": 0.0}
+        for load in readme.LOADS
+    ]
+    curves = [{"server": name, "label": name, "capacity": 100.0, "points": points} for name in ("ours", "ours_one")]
+    host = {**written, "commit": "fedcba9876543210-dirty", "machine": {"gpu": None, "cpus": 2}, "rows": []}
+    del host["dirty"]  # an older file
+    report.write({**host, "curves": curves}, folder / "host-serving.json")
     (folder / "local.json").write_text("not looked at")
-    for page in (tmp_path / "README.md", tmp_path / "docs" / "benchmarks.md"):
+    for page in pages_of(tmp_path):
+        page.parent.mkdir(exist_ok=True)
         page.write_text(f"above\n{readme.BEGIN}\nold\n{readme.END}\nbelow\n", "utf-8")
     return tmp_path
 
@@ -47,21 +62,52 @@ def test_pages_agree_with_the_files(project: Path) -> None:
     assert readme.main(["--check", *root]) == 1
     assert readme.main(root) == 0
     assert readme.main(["--check", *root]) == 0
-    for page in (project / "README.md", project / "docs" / "benchmarks.md"):
+    for page in pages_of(project):
         text = page.read_text("utf-8")
         assert text.startswith("above\n")
         assert text.endswith("below\n")
-        assert "old" not in text
-    assert "NVIDIA H200" in text
-    assert "`0123456789ab`" in text
-    assert "1.2 × baseline (≤ 1.4)" in text
-    assert "**missed: 95 (≤ 80)**; 0.2 of a core (≤ 0.3)" in text
-    assert "error: exit code 1" in text
+        assert "\nold\n" not in text
+
+
+def test_figures_are_first_and_the_limits_of_the_project_last(project: Path) -> None:
+    figures, _, limits = readme.section(project / "docs" / "benchmarks").partition("## Limits of the project\n")
+    assert figures.startswith("## Operations, copies and pipelines\n")
+    for text in (figures, limits):
+        assert "NVIDIA H200" in text
+        assert "`0123456789ab`" in text
+    assert "error: exit code 1" in figures
+    assert "≤" not in figures
+    assert "1.2 × baseline (≤ 1.4)" in limits
+    assert "**missed: 95 (≤ 80)**; 0.2 of a core (≤ 0.3)" in limits
+    assert "exit code 1" not in limits
+
+
+def test_each_table_has_version_and_commit_and_says_if_the_code_differed(project: Path) -> None:
+    folder = project / "docs" / "benchmarks"
+    clean, changed = (
+        "aiocuda 1.2.3, commit `0123456789ab`",
+        "aiocuda 1.2.3, commit `fedcba987654` with uncommitted changes",
+    )
+    tables = {
+        readme.short_table(folder): [clean],
+        readme.section(folder): [clean, changed, clean],
+        readme.concurrency_table(folder): [changed],
+    }
+    for table, said in tables.items():
+        assert re.findall(r"aiocuda [\d.]+, commit `\w+`(?: with uncommitted changes)?", table) == said
+    file = json.loads((folder / "h200.json").read_text("utf-8"))
+    (folder / "h200.json").write_text(json.dumps({**file, "commit": None, "dirty": None}), "utf-8")
+    assert "aiocuda 1.2.3, an unknown commit." in readme.short_table(folder)
+
+
+def test_every_file_of_figures_has_a_title() -> None:
+    files = (ROOT / "docs" / "benchmarks").glob("*.json")
+    assert {path.stem for path in files if not path.name.startswith("local")} == readme.SECTIONS.keys()
 
 
 def test_readme_has_a_few_figures_in_plain_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = project / "docs" / "benchmarks"
-    assert readme.short_table(folder).splitlines()[2:] == ["| await one | 12 µs | 1.23 ms | – | 10 µs |"]
+    assert readme.short_table(folder).splitlines()[2] == "| await one | 12 µs | 1.23 ms | – | 10 µs |"
     assert len(FIGURES) <= 7
     monkeypatch.setattr(readme, "FIGURES", {"chain_500": "a row that failed"})
     with pytest.raises(readme.ReadmeError, match="has no figures of chain_500"):
@@ -91,21 +137,20 @@ def test_several_gpus_are_counted(project: Path) -> None:
     file = json.loads((folder / "h200.json").read_text("utf-8"))
     file["machine"] |= {"gpu": "NVIDIA H200", "gpus": 2, "cuda": "13.0", "driver": "580"}
     (folder / "a.json").write_text(json.dumps(file), "utf-8")
-    assert readme.section(folder).startswith("2 × NVIDIA H200, CUDA 13.0, driver 580, ")
+    assert "\n## a\n\n2 × NVIDIA H200, CUDA 13.0, driver 580, " in readme.section(folder)
 
 
 def test_the_package_has_the_published_figures(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readme, "PUBLISHED_ROWS", {"await": ("await_empty_kernel", "µs", lambda row: row["p50"] / 2)})
     path = project / readme.PUBLISHED
     path.parent.mkdir(parents=True)
-    written = json.loads((project / "docs" / "benchmarks" / "h200.json").read_text("utf-8"))
-    written["versions"]["aiocuda"] = "1.2.3"
-    (project / "docs" / "benchmarks" / "h200.json").write_text(json.dumps(written))
     root = ["--root", str(project)]
     assert readme.main(root) == 0
     found = json.loads(path.read_text("utf-8"))
     assert found["rows"] == {"await": {"p50": 6.0, "row": "await_empty_kernel"}}
-    assert (found["measured"]["gpu"], found["measured"]["aiocuda"]) == ("NVIDIA H200", "1.2.3")
+    measured = found["measured"]
+    assert (measured["gpu"], measured["aiocuda"]) == ("NVIDIA H200", "1.2.3")
+    assert (measured["commit"], measured["dirty"]) == ("0123456789abcdef", False)
     assert readme.main(["--check", *root]) == 0
     path.write_text(path.read_text("utf-8").replace("6.0", "5.0"))
     assert readme.main(["--check", *root]) == 1

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.benchmarks import machine, report
 from tests.benchmarks.figures import Bound, percentile, tail
 from tests.benchmarks.peers import PEERS
 from tests.benchmarks.rows import ROWS
+from tests.helpers import git
 
 
 @pytest.mark.parametrize(
@@ -133,14 +135,30 @@ def test_every_row_has_its_function_its_peers_and_limits() -> None:
         assert set(row.small) <= set(row.sizes)
 
 
-def test_the_commit_is_gits_or_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_gits_and_only_changed_code_makes_the_tree_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIOCUDA_COMMIT", raising=False)
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setenv("AIOCUDA_COMMIT", "0123abc")
-    assert machine.commit() == "0123abc"
-    monkeypatch.delenv("AIOCUDA_COMMIT")
-    assert machine.commit() is None
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.tree() == {"commit": None, "dirty": None}
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "code.py").write_text("1")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = machine.tree()
+    assert re.fullmatch("[0-9a-f]{40}", clean["commit"])
+    assert clean["dirty"] is False
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "h200.json").write_text("figures of the run before")
+    assert machine.tree() == clean
+    (tmp_path / "src" / "code.py").write_text("2")
+    assert machine.tree() == {**clean, "dirty": True}
 
 
 def test_the_environment_goes_before_the_git_around_an_exported_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOCUDA_COMMIT", "0123abc")
-    assert machine.commit() == "0123abc"
+    assert machine.tree() == {"commit": "0123abc", "dirty": False}
+    monkeypatch.setenv("AIOCUDA_COMMIT", "0123abc-dirty")
+    assert machine.tree() == {"commit": "0123abc", "dirty": True}

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("rich")
 
+from rich.console import Console
+
 import aiocuda as package
 from aiocuda import Device
+from aiocuda.cli._bench import BenchTable
+from aiocuda.cli._bench._checkout import checkout
 from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, published_figures
 from aiocuda.cli._bench._rows import ROWS, Row
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published
 from tests.cli.programs import STRICT, aiocuda, environment, program
+from tests.helpers import git
 from tests.project.tree import ROOT
 
 pytest.importorskip("typer")
@@ -38,7 +45,7 @@ def test_json_has_standard_output_to_itself() -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
     told = json.loads(finished.stdout)
     assert list(told) == [
-        "schema", "command", "driver", "comparable", "machine", "versions", "published", "rows",
+        "schema", "command", "driver", "comparable", "machine", "versions", "commit", "dirty", "published", "rows",
     ]  # fmt: skip
     assert (told["driver"], told["comparable"], told["machine"]["gpu"]) == ("host", False, None)
     assert told["command"] == "aiocuda bench --json --driver host"
@@ -63,6 +70,52 @@ def test_published_figures_are_those_of_the_project() -> None:
     assert published_figures()["rows"].keys() == PUBLISHED_ROWS.keys()
     units = {row.name: row.unit for row in ROWS}
     assert all(units[name] == (unit if unit != "ms" else "ops/s") for name, (_, unit, _) in PUBLISHED_ROWS.items())
+
+
+def test_commit_is_that_of_the_checkout_in_which_the_package_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    assert checkout(folder) == (None, None)
+    git(tmp_path, "init")
+    (tmp_path / "program.py").write_text("")
+    git(tmp_path, "add", "program.py")
+    git(tmp_path, "commit", "-m", "a repository around an installed package")
+    assert checkout(folder) == (None, None)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "the package")
+    head = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert checkout(folder) == (head, False)
+    (folder / "__init__.py").write_text("changed = True")
+    assert checkout(folder) == (head, True)
+
+
+@pytest.mark.parametrize(
+    ("commit", "dirty", "said"),
+    [
+        (None, None, f"aiocuda {package.__version__}: host driver"),
+        ("0123456789abcdef", False, f"aiocuda {package.__version__} (0123456789ab): host driver"),
+        (
+            "0123456789abcdef",
+            True,
+            f"aiocuda {package.__version__} (0123456789ab with uncommitted changes): host driver",
+        ),
+    ],
+)
+def test_table_has_the_commits_of_both_figures(
+    commit: str | None, dirty: bool | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, _ = asyncio.run(report_of(monkeypatch))
+    report.commit, report.dirty = commit, dirty
+    report.published = {**report.published, "aiocuda": "0.9", "commit": "fedcba9876543210", "dirty": True}
+    console = Console(file=io.StringIO(), width=200)
+    BenchTable(console).begin(report)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.startswith(said)
+    assert "aiocuda 0.9 (fedcba987654 with uncommitted changes)\n" in printed
 
 
 async def report_of(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> tuple[BenchReport, list[BenchRow]]:

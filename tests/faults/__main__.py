@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.machine import commit
+from tests.benchmarks.machine import tree
 from tests.faults.matrix import ALONE, BESIDE, children, complaints, line, margin_ms
 
 
@@ -56,7 +56,7 @@ def main() -> int:
             left += 1
         else:
             told[name_of(report["kind"], report["during"])].append(report)
-    part = {"commit": commit(), "at_once": arguments.at_once, "queues": arguments.queues}
+    part = {**tree(), "at_once": arguments.at_once, "queues": arguments.queues}
     part["processes"] = len(missing) - left
     parts.append({**part, "seconds": time.monotonic() - began})
     broken = [

@@ -97,7 +97,7 @@ def make_report(
             row["bound"] = checks[0].get("at_least", checks[0].get("at_most"))
     return {
         "schema": report.SCHEMA,
-        "commit": machine.commit(),
+        **machine.tree(),
         "command": command,
         "driver": "host",
         "small": quick,

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from ... import __version__
 from ..._device import Device
 from ...errors import DeviceOutOfMemory
+from ._checkout import checkout
 from ._rows import ROWS, Row
 
 __all__ = ["SCHEMA", "BenchReport", "BenchRow", "bench", "published_figures"]
@@ -61,6 +63,8 @@ class BenchReport:
     comparable: bool  #: False on another driver than ``cuda``: it has no GPU
     machine: dict[str, Any]
     versions: dict[str, str]
+    commit: str | None  #: of a package that runs from a checkout of git
+    dirty: bool | None  #: True if its files differ from that commit
     published: dict[str, Any]  #: where the published figures were measured
     rows: list[BenchRow] = dataclasses.field(default_factory=list)
 
@@ -92,6 +96,7 @@ async def bench(
     """
     figures = published_figures()
     versions = await device.offload(device.driver.versions)
+    commit, dirty = await device.offload(checkout, Path(__file__).parents[2])
     is_gpu = device.driver.name == "cuda"
     report = BenchReport(
         schema=SCHEMA,
@@ -106,6 +111,8 @@ async def bench(
             "cuda": versions.get("cuda-driver"),
         },
         versions={"aiocuda": __version__, "python": platform.python_version(), "numpy": np.__version__, **versions},
+        commit=commit,
+        dirty=dirty,
         published=figures["measured"],
     )
     begin(report)

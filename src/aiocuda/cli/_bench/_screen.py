@@ -32,10 +32,11 @@ class BenchTable:
     def begin(self, report: BenchReport) -> None:
         """Print the header."""
         where, self._comparable = report.published, report.comparable
-        self._line(f"aiocuda {report.versions['aiocuda']}: {report.driver} driver, {_machine(report)}", "bold")
+        code = _code(report.versions["aiocuda"], report.commit, report.dirty)
+        self._line(f"{code}: {report.driver} driver, {_machine(report)}", "bold")
         self._line(
             f"published: {where['gpu']}, CUDA {where['cuda']}, driver {where['driver']}, {where['cpus']} CPUs, "
-            f"Python {where['python']}, aiocuda {where['aiocuda']}"
+            f"Python {where['python']}, {_code(where['aiocuda'], where['commit'], where['dirty'])}"
         )
         if not report.comparable:
             if report.machine["reason"]:
@@ -72,6 +73,13 @@ class BenchTable:
 
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(printable(text), style=style))
+
+
+def _code(version: str, commit: str | None, dirty: bool | None) -> str:
+    """Return the version and, if they are known, the commit and whether the code differed from it."""
+    if commit is None:
+        return f"aiocuda {version}"
+    return f"aiocuda {version} ({commit[:12]}{' with uncommitted changes' if dirty else ''})"
 
 
 def _machine(report: BenchReport) -> str:
