@@ -67,6 +67,42 @@ def test_batch_begins_when_it_is_full_or_its_first_request_has_waited() -> None:
     in_virtual_time(main)
 
 
+def test_two_batches_at_a_time_answer_later_at_half_load() -> None:
+    """The table of `docs/how-to/batch-size.md`: two batches that share a device each take the time of both."""
+
+    def median(concurrent: int) -> float:
+        chance = random.Random(1)
+        took: list[float] = []
+
+        async def main() -> None:
+            loop, device = asyncio.get_running_loop(), asyncio.Lock()
+
+            async def compute(batch: Batch[int]) -> list[int]:
+                async with device:  # one batch at a time
+                    await asyncio.sleep(0.01 + 0.0001 * batch.size)
+                return batch.items
+
+            async with MicroBatcher(
+                compute, max_batch_size=16, max_concurrent_batches=concurrent, max_queued_requests=4096
+            ) as batcher:
+
+                async def request(item: int) -> None:
+                    began = loop.time()
+                    await batcher.submit(item)
+                    took.append(loop.time() - began)
+
+                async with asyncio.TaskGroup() as group:
+                    for item in range(1000):
+                        group.create_task(request(item))
+                        await asyncio.sleep(chance.expovariate(690))  # half of what full batches serve
+
+        in_virtual_time(main)
+        return sorted(took)[len(took) // 2]
+
+    one, two = median(1), median(2)
+    assert 1.3 * one < two < 2 * one
+
+
 def test_ctrl_c_in_the_function_leaves_the_loop_and_fails_its_batch() -> None:
     async def interrupt(batch: Batch[int]) -> list[int]:
         raise KeyboardInterrupt
