@@ -10,20 +10,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-# Libraries of the integrations that are not installed here: autodoc imports the modules for their docstrings only.
-for _name in ("torch", "cupy", "numba", "numba_cuda", "cuda.core"):
-    try:
-        _missing = importlib.util.find_spec(_name) is None
-    except ModuleNotFoundError:  # of the package that contains it
-        _missing = True
-    if _missing:
-        _stub: Any = types.ModuleType(_name)
-        _stub.__version__ = "99.0"
-        _stub.__spec__ = importlib.machinery.ModuleSpec(_name, None)
-        _stub.__getattr__ = lambda name: types.SimpleNamespace()
-        sys.modules[_name] = _stub
-
-import aiocuda  # noqa: E402 - after the stubs
+import aiocuda
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -37,6 +24,7 @@ extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc"]  # no intersphinx
 exclude_patterns = ["_build", "benchmarks"]
 html_theme = "furo"
 html_title = f"aiocuda {release}"
+html_copy_source = False  # the sources have the comments that `without_comments` removes
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 pygments_dark_style = "github-dark"  # the theme's default underlines the names of modules
@@ -99,6 +87,60 @@ def _signature(
     return signature, returns
 
 
+_FENCE_OR_COMMENT = re.compile(r"^```.*?^```$|^<!--.*?-->$", re.MULTILINE | re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """Return a page without its HTML comments, which are for tests. Lines keep their numbers."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith("`") else "\n" * match[0].count("\n")
+
+    return _FENCE_OR_COMMENT.sub(replaced, text)
+
+
+def _read(app: Sphinx, page: str, source: list[str]) -> None:
+    source[0] = without_comments(source[0])
+
+
+def _search_with_numbers() -> Any:
+    """Return the search of English with numbers such as 429: Sphinx ignores words that have only digits."""
+    from sphinx.search.en import SearchEnglish
+
+    class SearchWithNumbers(SearchEnglish):
+        js_splitter_code = r"""
+var splitQuery = (query) =>
+  query
+    .split(/[^\p{Letter}\p{Number}_\p{Emoji_Presentation}]+/gu)
+    .filter((word) => word)
+    .map((word) => (/^\d{3,}$/.test(word) ? `number${word}` : word));
+"""
+
+        def split(self, input: str) -> list[str]:
+            words = super().split(input)
+            return [f"number{word}" if re.fullmatch(r"\d{3,}", word) else word for word in words]
+
+    return SearchWithNumbers
+
+
+def _stub_libraries() -> None:
+    """Stub libraries that are not installed: autodoc imports the integrations for their docstrings only."""
+    for name in ("torch", "cupy", "numba", "numba_cuda", "cuda.core"):
+        try:
+            missing = importlib.util.find_spec(name) is None
+        except ModuleNotFoundError:  # of the package that contains it
+            missing = True
+        if missing:
+            stub: Any = types.ModuleType(name)
+            stub.__version__ = "99.0"
+            stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            stub.__getattr__ = lambda name: types.SimpleNamespace()
+            sys.modules[name] = stub
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    _stub_libraries()
     app.connect("autodoc-process-signature", _signature)
+    app.connect("source-read", _read)
+    app.add_search_language(_search_with_numbers())

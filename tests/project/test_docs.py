@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -196,6 +197,17 @@ def test_each_environment_variable_is_documented() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     explained = (DOCS / "how-to" / "environment.md").read_text(encoding="utf-8")
     assert {name for name in re.findall(r"AIOCUDA_[A-Z_]+", text) if f"`{name}`" not in explained} == set()
+
+
+def test_built_pages_have_no_comments_and_the_same_lines() -> None:
+    without_comments = runpy.run_path(str(DOCS / "conf.py"))["without_comments"]
+    fence = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        left = without_comments(text)
+        assert "<!--" not in fence.sub("", left), page.name
+        assert fence.findall(left) == fence.findall(text), page.name
+        assert left.count("\n") == text.count("\n"), page.name
 
 
 @pytest.mark.slow
