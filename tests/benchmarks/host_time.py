@@ -66,20 +66,21 @@ def _nothing(*_: object) -> None:
 async def host_time(setting: Setting) -> Measured:
     """µs of a launch over a driver that does nothing.
 
-    Figures: µs of a copy, of `empty` + `free`, of a pipeline's item, and of a barrier over 16 streams with work.
+    Figures: µs of a copy, of `empty` + `free`, of an item of a pipeline of three stages and of one of four, and of a
+    barrier over 16 streams with work.
 
     Baseline: the two calls of the driver. Any machine can measure it: no device takes part.
     """
     count, repeats = setting.count("launches"), setting.count("repeats")
     measured, copies, frees, items = Measured([]), list[float](), list[float](), list[float]()
-    barriers = list[float]()
+    items_of_four, barriers = list[float](), list[float]()
     kernel = empty()
     async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:
         pinned, buffer = device.pinned(4096), stream.empty(4096)
         driver: Any = device.driver
         launch, record = driver.launcher(), driver.recorder(0)
-        stages = [aiocuda.Stage(name, lambda slot: slot.stream.launch(kernel, 1, 1)) for name in ("a", "b", "c")]
-        async with aiocuda.Pipeline(device, stages, 5) as pipeline:
+        stages = [aiocuda.Stage(name, lambda slot: slot.stream.launch(kernel, 1, 1)) for name in ("a", "b", "c", "d")]
+        async with aiocuda.Pipeline(device, stages[:3], 5) as pipeline, aiocuda.Pipeline(device, stages, 5) as of_four:
             for _ in range(repeats):
                 measured.samples.append(await _each(stream, count, lambda: stream.launch(kernel, 1, 1)))
                 copies.append(await _each(stream, count, lambda: stream.copy(buffer, pinned)))
@@ -89,17 +90,26 @@ async def host_time(setting: Setting) -> Measured:
                     launch(())
                     record(0)
                 measured.baseline.append((perf_counter() - begin) / count * 1e6)
-                begin = perf_counter()
-                async for _ in pipeline.run(range(count)):
-                    pass
-                items.append((perf_counter() - begin) / count * 1e6)
+                items.append(await _items(pipeline, count))
+                items_of_four.append(await _items(of_four, count))
         async with aiocuda.StreamGroup(device, 16) as group:
             for _ in range(repeats):
                 barriers.append(await _barrier(group, max(1, count // 16)))
-    figures = {"copy_us": copies, "empty_free_us": frees, "item_us": items, "barrier_us": barriers}
+    figures = {
+        "copy_us": copies, "empty_free_us": frees, "item_us": items, "item_of_four_us": items_of_four,
+        "barrier_us": barriers,
+    }  # fmt: skip
     for name, samples in figures.items():
         measured.figures[name] = median(samples)
     return measured
+
+
+async def _items(pipeline: aiocuda.Pipeline, count: int) -> float:
+    """Return µs of each of ``count`` items."""
+    begin = perf_counter()
+    async for _ in pipeline.run(range(count)):
+        pass
+    return (perf_counter() - begin) / count * 1e6
 
 
 async def _barrier(group: aiocuda.StreamGroup, count: int) -> float:

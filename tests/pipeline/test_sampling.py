@@ -48,6 +48,9 @@ SHAPES: dict[str, Callable[[int], tuple[Times, Sequence[Any]]]] = {
     "varying, one dominates": lambda seed: (varying(seed, 0.5, 0.7, 4, 0.9, 0.3, 0.5), CHAIN),
     "varying, long upload": lambda seed: (varying(seed, 4, 0.5, 0.8, 0.4, 0.6, 1), CHAIN),
     "varying fork": lambda seed: (varying(seed, 1, 2, 3, 1.5, 2.5, 1), FORK),
+    "brief, varying": lambda seed: (varying(seed, 0.1, 0.12, 0.1, 0.09, 0.11, 0.1), CHAIN),
+    "brief, varying fork": lambda seed: (varying(seed, 0.1, 0.2, 0.3, 0.15, 0.25, 0.1), FORK),
+    "brief, varying, long upload": lambda seed: (varying(seed, 0.4, 0.05, 0.08, 0.04, 0.06, 0.1), CHAIN),
 }
 
 
@@ -78,13 +81,14 @@ def computed(
     released = [0.0] * items
     spans: list[list[tuple[float, float]]] = []
     in_sample: list[bool] = []
+    seconds: list[float] = []
 
     def end(item: int) -> None:
         for meter in (full, sampled):
             if meter is full or in_sample[item]:
                 for position, (begin, upto) in enumerate(spans[item]):
                     meter.add_device_time(position, item, At(begin), At(upto))  # type: ignore[arg-type]
-            meter.add_item(0.0)
+            meter.add_item(seconds[item])
 
     for item in range(items):
         if item >= depth:
@@ -97,7 +101,9 @@ def computed(
             begin = max([released[item - depth] if item >= depth else 0.0, ended[position], *before])
             ended[position] = begin + next(time)
             spans[item].append((begin, ended[position]))
-        released[item] = max(released[item - 1], *(upto for _, upto in spans[item])) + pauses(item)
+        result = max(released[item - 1], *(upto for _, upto in spans[item]))
+        seconds.append((result - (released[item - depth] if item >= depth else 0.0)) * 1e-3)
+        released[item] = result + pauses(item)
     for item in range(max(0, items - depth), items):
         end(item)
     ring: Any = SimpleNamespace(busy_seconds=released[-1] * 1e-3, peak_busy=depth)
@@ -119,7 +125,14 @@ def test_sample_of_six_stages_agrees_with_full_measurement(shape: str, depth: in
             assert sampled.bottleneck().name == full.bottleneck().name
 
 
-@pytest.mark.parametrize("shape", ["balanced", "varying"])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 3, 6, 16])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.startswith("brief")])
+def test_rare_sample_of_brief_items_agrees_with_full_measurement(shape: str, depth: int) -> None:
+    assert_agree(*computed(shape, depth, 4000))
+
+
+@pytest.mark.parametrize("shape", ["balanced", "varying", "brief", "brief, varying"])
 @pytest.mark.parametrize("every", [10, 97])
 def test_pauses_of_the_consumer_are_no_work(shape: str, every: int) -> None:
     """Also pauses that come between the windows. A window that has one counts too much: many items level that."""
@@ -150,6 +163,46 @@ def test_one_item_in_eight_is_timed_and_windows_have_room_between_them(depth: in
         timed += windows.end - windows.begin
         end = windows.end
     assert timed / (end - first) == pytest.approx(1 / 8, rel=0.02)
+
+
+def timed_items(milliseconds: Sequence[float], depth: int = 3) -> list[int]:
+    """The numbers of the items that are timed, of items that take so long in each of six stages."""
+    plan = Plan([Stage(str(position), lambda slot: None) for position in range(6)])
+    meter = meter_of(plan, depth)
+    timed: list[int] = []
+    begin = 0.0
+    for number, time in enumerate(milliseconds):
+        if meter.begin():
+            timed.append(number)
+            for position in range(6):
+                at = begin + position * time
+                meter.add_device_time(position, number, At(at), At(at + time))  # type: ignore[arg-type]
+        meter.add_item(max(6, depth) * time * 1e-3)
+        begin += time
+    return timed
+
+
+def test_one_item_in_64_is_timed_while_items_are_brief() -> None:
+    """As in a pipeline of three stages, whose meter times single items."""
+    timed = timed_items([0.01] * 20_000)
+    assert len([item for item in timed if item < 400]) == pytest.approx(24 + 376 / 8, abs=8)
+    assert len([item for item in timed if item >= 4000]) == pytest.approx(16_000 / 64, abs=8)
+    timed = timed_items([1.0] * 20_000)
+    assert len([item for item in timed if item >= 4000]) == pytest.approx(16_000 / 8, abs=8)
+
+
+def test_windows_of_brief_items_are_spread_evenly() -> None:
+    """Items that recur with the period of the windows are not counted too often."""
+    begins = [item for item in timed_items([0.01] * 40_000) if item >= 4000][::8]
+    phases = sorted((item - 24) % 64 for item in begins)
+    assert max(after - before for before, after in itertools.pairwise(phases)) <= 4
+
+
+def test_items_that_become_slow_are_timed_soon() -> None:
+    """The next windows are not left out, so the figures do not stay those of the brief items."""
+    timed = timed_items([0.01] * 10_000 + [5.0] * 1000)
+    assert min(item for item in timed if item >= 10_003) < 10_003 + 2 * 64
+    assert len([item for item in timed if item >= 10_000]) == pytest.approx(1000 / 8, abs=16)
 
 
 class Compared(WindowMeter):
@@ -223,8 +276,8 @@ class Calls:
         self.count += event in ("call", "c_call")
 
 
-def calls(count: int, items: int, depth: int, ms: float = 1.0) -> tuple[int, int]:
-    """Calls of Python, and events recorded, for so many items of so many stages."""
+def calls(count: int, items: int, depth: int, ms: float = 1.0, before: int = 0) -> tuple[int, int]:
+    """Calls of Python, and events recorded, for so many items of so many stages, after ``before`` other items."""
 
     async def main(device: Device) -> tuple[int, int]:
         driver: Any = device.driver
@@ -242,6 +295,10 @@ def calls(count: int, items: int, depth: int, ms: float = 1.0) -> tuple[int, int
             async for _ in pipeline.run(range(depth)):
                 pass
             pipeline.reset_statistics()
+            meter = pipeline._resources.meter
+            for _ in range(before):
+                meter.begin()
+                meter.add_item(ms * 1e-3)
             records = 0
             with Calls() as counted:
                 async for _ in pipeline.run(range(items)):
@@ -258,6 +315,13 @@ def test_item_and_stage_of_six_stages_costs_little_more_than_of_three(ms: float)
     three, six = (calls(count, 100, 3, ms) for count in (3, 6))
     for few, many in zip(three, six, strict=True):
         assert many / 6 <= 1.3 * few / 3
+
+
+@pytest.mark.slow
+def test_brief_item_and_stage_of_four_stages_costs_no_more_than_of_three() -> None:
+    three, four = (calls(count, 512, 3, 0.05, before=4000) for count in (3, 4))
+    for few, many in zip(three, four, strict=True):
+        assert many / 4 <= 1.05 * few / 3
 
 
 @pytest.mark.slow
