@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import itertools
 import os
@@ -22,7 +23,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import Device, DriverError, Kernel, Stream
-from aiocuda._types import Dim3
+from aiocuda._types import DeviceProperties, Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, RecordedCall, record_after
 from aiocuda.testing import Latch, kernels
@@ -169,6 +170,13 @@ def in_a_child(tell: Callable[[], str]) -> str:
         said = answer.read()
     os.waitpid(child, 0)
     return said
+
+
+class FewQueues(HostDriver):
+    """A host driver with as few hardware queues as CUDA has by default."""
+
+    def device_open(self, device: int) -> DeviceProperties:
+        return dataclasses.replace(super().device_open(device), hardware_queues=8)
 
 
 class Peer:

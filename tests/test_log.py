@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import io
 import json
@@ -22,9 +23,10 @@ import structlog
 import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream, _log
 from aiocuda._log import is_heard, log
+from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import SPIN, TRAP, open_peer, quickly, until
+from tests.helpers import SPIN, TRAP, FewQueues, open_peer, quickly, until
 from tests.project.tree import SOURCE
 
 
@@ -361,6 +363,25 @@ async def test_a_callback_that_blocks_inside_asyncio_is_named(records: Records) 
         await until(lambda: bool(records.of("loop_blocked")))
         latch.release()
     assert __file__ in records.of("loop_blocked")[0]["callback"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("driver", "value", "told"), [(FewQueues, None, 1), (FewQueues, "8", 0), (HostDriver, None, 0)]
+)
+async def test_few_hardware_queues_are_logged_unless_the_program_has_asked_for_them(
+    records: Records, monkeypatch: pytest.MonkeyPatch, driver: type[HostDriver], value: str | None, told: int
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", value or "")
+    if value is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    with contextlib.closing(driver()) as made:
+        async with aiocuda.open_device(driver=made):
+            pass
+    events = records.of("few_hardware_queues")
+    assert len(events) == told
+    for event in events:
+        assert (event["level"], event["device"], event["index"], event["hardware_queues"]) == ("info", "host 0", 0, 8)
 
 
 @pytest.mark.asyncio

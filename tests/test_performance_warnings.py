@@ -20,7 +20,7 @@ from aiocuda.memory._copy_watch import CopyWatch
 from aiocuda.testing import Latch
 from tests.benchmarks.host_time import IdleDriver
 from tests.benchmarks.kernels import empty
-from tests.helpers import until
+from tests.helpers import FewQueues, until
 
 #: Seconds after which advice that must come has not come. A busy machine is often too slow for a probe.
 LONGEST = 60.0
@@ -428,10 +428,10 @@ async def test_a_copy_raises_its_warning_before_it_begins() -> None:
 # -- hardware queues ---------------------------------------------------------------------------------------------------
 
 
-async def busy_streams(count: int, waiting: bool) -> list[warnings.WarningMessage]:
+async def busy_streams(count: int, waiting: bool, driver: Any = "host") -> list[warnings.WarningMessage]:
     """Hold ``count`` streams for a second, unless there is advice earlier."""
     with recorded() as caught:
-        async with aiocuda.open_device(driver="host") as device, contextlib.AsyncExitStack() as stack:
+        async with aiocuda.open_device(driver=driver) as device, contextlib.AsyncExitStack() as stack:
             latch = stack.enter_context(Latch(device, seconds=LONGEST))
             first = await stack.enter_async_context(device.stream())
             latch.hold(first)
@@ -465,6 +465,20 @@ async def test_more_streams_than_hardware_queues_wait_for_each_other() -> None:
 @pytest.mark.slow
 async def test_no_advice_about_a_few_streams() -> None:
     assert await busy_streams(30, waiting=True) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize(("streams", "told"), [(6, 0), (12, 1)])
+async def test_device_with_few_hardware_queues(streams: int, told: int) -> None:
+    """The advice names the variable. A program that needs no more queues gets none."""
+    with contextlib.closing(FewQueues()) as driver:
+        caught = await busy_streams(streams, waiting=True, driver=driver)
+    assert len(caught) == told
+    for each in caught:
+        assert "12 streams have unfinished operations" in str(each.message)
+        assert "the device has 8 hardware queues" in str(each.message)
+        assert "or set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is first used" in str(each.message)
 
 
 # -- stages that block the loop ----------------------------------------------------------------------------------------

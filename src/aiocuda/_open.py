@@ -21,6 +21,7 @@ from ._log import log, prepare
 from ._open_devices import OPEN_DEVICES
 from ._types import DeviceProperties, SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
+from .completion._queue_watch import log_few_queues
 from .driver._clock import running_clock
 from .driver.protocol import Driver
 from .errors import (
@@ -232,6 +233,7 @@ class _Opening:
             try:
                 resources.loop_state()
                 log("info", "device_opened", device=device.name, index=self._index, driver=driver.name)
+                log_few_queues(properties, self._index)
             except BaseException:
                 resources.mark_closed()  # no caller gets it
                 raise

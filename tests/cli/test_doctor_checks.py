@@ -189,6 +189,20 @@ def test_enough_hardware_queues(value: str | None) -> None:
     assert found_by(check_queues, Machine("auto", value)).ok
 
 
+@pytest.mark.parametrize("installed", [[], ["torch"], ["torch", "numba-cuda"]])
+def test_libraries_that_start_cuda_themselves_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: list[str]
+) -> None:
+    """The command uses none of them, so it cannot see what a program has."""
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    for name in installed:
+        install(tmp_path, name, "2.9")
+    finding = found_by(check_queues, Machine("auto", None))
+    assert finding.ok
+    assert ("has 8, unless its environment sets CUDA_DEVICE_MAX_CONNECTIONS=32" in finding.detail) == bool(installed)
+    assert " or ".join(installed) in finding.detail
+
+
 # -- packages ----------------------------------------------------------------------------------------------------------
 
 

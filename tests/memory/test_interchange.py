@@ -47,10 +47,5 @@ def test_arrays_cross_in_both_directions(order: str) -> None:
         told = child(library, order)
         assert {what: passed for what, passed in told["checks"].items() if not passed} == {}, library
         assert len(told["checks"]) >= 25, library
-        if order == "before":
-            assert told["queues"] == 8, library
-            (warning,) = told["warnings"]
-            assert "a CUDA context was active before" in warning
-        else:
-            assert (told["queues"], told["warnings"]) == (32, []), library
+        assert (told["queues"], told["warnings"]) == (8 if order == "before" else 32, []), library
         assert told["seconds side by side"] < 0.45, library  # 0.3, and 0.6 with a quarter of the queues

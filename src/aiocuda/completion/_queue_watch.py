@@ -1,24 +1,32 @@
-"""QueueWatch: finds more busy streams than hardware queues, where streams wait for each other on the device."""
+"""QueueWatch: finds more busy streams than hardware queues, where streams wait for each other on the device.
+
+`log_few_queues` logs that CUDA has fewer queues than aiocuda would have asked for.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from .._advice import advise
-from .._types import SourceLine
+from .._log import log
+from .._types import DeviceProperties, SourceLine
 
 if TYPE_CHECKING:
     from ._reactor import Reactor
 
-__all__ = ["QueueWatch"]
+__all__ = ["QueueWatch", "log_few_queues"]
 
 #: Passes of the watchdog in a row that find too many streams: 0.1 s.
 PASSES: Final = 4
 
 #: The most hardware queues of CUDA.
 MOST_QUEUES: Final = 32
+
+#: The variable that CUDA reads when it starts. The CUDA driver sets it then, if it is unset.
+VARIABLE: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class QueueWatch:
@@ -59,9 +67,19 @@ def _some_wait(queues: Iterable[Any]) -> bool:
 
 
 def _message(streams: int, most: int) -> str:
-    setting = f", or set CUDA_DEVICE_MAX_CONNECTIONS={MOST_QUEUES} before CUDA is first used"
+    setting = f", or set {VARIABLE}={MOST_QUEUES} before CUDA is first used"
     return (
         f"{streams} streams have unfinished operations, some wait for each other, and the device has {most} hardware "
         "queues: streams that share one wait for each other's work. Lend streams from "
         f"aiocuda.StreamPool(device, maximum={most}){setting * (most < MOST_QUEUES)}"
     )
+
+
+def log_few_queues(properties: DeviceProperties, index: int) -> None:
+    """Log that other code has started CUDA with fewer hardware queues than aiocuda would have asked for.
+
+    Most programs never notice: `QueueWatch` warns those that do.
+    """
+    if properties.hardware_queues < MOST_QUEUES and VARIABLE not in os.environ:
+        queues = properties.hardware_queues
+        log("info", "few_hardware_queues", device=properties.name, index=index, hardware_queues=queues)

@@ -20,7 +20,6 @@ def fake(_fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "AIOCUDA_GIL", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that it is put back even if the test, or the driver, sets it
         monkeypatch.delenv(name)
-    monkeypatch.setattr(_library, "_warned", False)
     monkeypatch.setattr(_library, "_initialised_by", None)
     _fake.reset()
     _fake.value("cuDeviceGetCount", 2)

@@ -86,19 +86,49 @@ def test_hardware_queues(asked: str | None, queues: int, notifiers: int) -> None
 
 @pytest.mark.slow
 def test_context_that_was_active_before() -> None:
+    """A log event tells it. A warning comes only once more streams wait for each other than there are queues."""
     program = """
-        import warnings
+        import asyncio, contextlib, logging, time, warnings
+        import aiocuda
+        from aiocuda.testing import Latch
         from cuda.bindings import driver as cuda
-        from aiocuda.driver.cuda._driver import CudaDriver
 
-        assert cuda.cuInit(0)[0] == 0
-        assert cuda.cuDevicePrimaryCtxRetain(0)[0] == 0
-        driver = CudaDriver.get()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            print(driver.device_open(0).hardware_queues, driver.notifier_limit(0), len(caught))
+        class Events(logging.Handler):
+            def emit(self, record):
+                names.append(record.msg["event"])
+
+        names = []
+        logging.getLogger("aiocuda").addHandler(Events())
+        logging.getLogger("aiocuda").setLevel("INFO")
+
+        async def busy(device, count, caught):
+            async with contextlib.AsyncExitStack() as stack:
+                latch = stack.enter_context(Latch(device, seconds=30))
+                first, *others = [await stack.enter_async_context(device.stream()) for _ in range(count)]
+                latch.hold(first)
+                gate = first.fill(first.empty(4), 1)
+                for stream in others:
+                    stream.wait(gate)
+                end = time.monotonic() + 0.6
+                while not caught and time.monotonic() < end:
+                    await asyncio.sleep(0.001)
+                latch.release()
+            return len(caught)
+
+        async def main():
+            assert cuda.cuInit(0)[0] == 0
+            assert cuda.cuDevicePrimaryCtxRetain(0)[0] == 0
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                async with aiocuda.open_device(driver="cuda") as device:
+                    print(device.hardware_queues, names.count("few_hardware_queues"))
+                    print(await busy(device, 6, caught), await busy(device, 12, caught))
+            assert [each.category for each in caught] == [aiocuda.PerformanceWarning], caught
+            assert "or set CUDA_DEVICE_MAX_CONNECTIONS=32" in str(caught[0].message)
+
+        asyncio.run(main())
     """
-    assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=None).split() == ["8", "4", "1"]
+    assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=None).split() == ["8", "1", "0", "1"]
 
 
 @pytest.mark.slow

@@ -28,6 +28,9 @@ REQUIRED_FOR_CUDA: Final = {"cuda-pathfinder": "1", "cuda-bindings": "13", "nvid
 #: Packages that are shown if they are installed.
 SHOWN: Final = ("cuda-core", "torch", "cupy-cuda13x", "numba-cuda", "uvloop")
 
+#: Packages that start CUDA themselves, for example to load a model.
+OTHERS: Final = ("torch", "cupy-cuda13x", "numba-cuda")
+
 #: Seconds for the compilation of a kernel of one line.
 COMPILE_SECONDS: Final = 20.0
 
@@ -162,15 +165,28 @@ async def check_queues(machine: Machine) -> Result:
         facts.append(f"{properties.hardware_queues} hardware queues are used by the {machine.used} driver{modelled}")
     cure = f"set {QUEUES}={MOST_QUEUES}, or unset it: aiocuda then sets {MOST_QUEUES} before CUDA starts"
     if wanted is None:
-        facts.append(f"{QUEUES} is not set: CUDA's default is 8, and aiocuda sets {MOST_QUEUES} before CUDA starts")
         if machine.used == "cuda" and properties is not None and properties.hardware_queues < MOST_QUEUES:
-            return Result(facts, [Problem("other code used CUDA before aiocuda did", f"set {QUEUES}={MOST_QUEUES}")])
-        return Result(facts)
+            problem = "other code of this process used CUDA before a device was opened, and CUDA's default is in force"
+            cure = f"set {QUEUES}={MOST_QUEUES} in the environment, or open the device first"
+            return Result(facts, [Problem(problem, cure)])
+        return Result([*facts, _unset_queues()])
     queues = queues_for(wanted)
     if queues == MOST_QUEUES:
         return Result([*facts, f"{QUEUES}={wanted!r}"])
     problem = f"{QUEUES}={wanted!r} gives CUDA {queues} hardware queues: streams that share one wait for each other"
     return Result(facts, [Problem(problem, cure)])
+
+
+def _unset_queues() -> str:
+    """Return what a program has if the variable is unset. The process of this command uses no other library."""
+    fact = f"{QUEUES} is not set: aiocuda sets {MOST_QUEUES} before CUDA starts"
+    others = [name for name in OTHERS if _installed(name)]
+    if not others:
+        return fact
+    return (
+        f"{fact}. A program that uses the GPU through {' or '.join(others)} before it opens a device has "
+        f"{queues_for('')}, unless its environment sets {QUEUES}={MOST_QUEUES}"
+    )
 
 
 async def check_pinned(machine: Machine) -> Result:

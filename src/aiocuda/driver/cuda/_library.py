@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import Final
 
@@ -30,7 +29,6 @@ FORKED: Final = (
 
 _lock = threading.Lock()
 _initialised_by: int | None = None  # the process in which cuInit was called
-_warned = False
 
 
 class Library:
@@ -76,7 +74,10 @@ class Library:
             raise
 
     def _initialise(self) -> int:
-        """Call ``cuInit`` and return the number of hardware queues of each device."""
+        """Call ``cuInit`` and return the number of hardware queues of each device.
+
+        It is CUDA's default if other code has started CUDA before, without the variable.
+        """
         wanted = os.environ.get(QUEUES)
         if wanted is not None:
             self._init()
@@ -93,7 +94,6 @@ class Library:
         if not active:
             return MOST_QUEUES
         del os.environ[QUEUES]  # it had no effect, so no other code should read it
-        _warn_once()
         return _DEFAULT_QUEUES
 
     def _init(self) -> None:
@@ -155,16 +155,3 @@ def queues_for(wanted: str) -> int:
         return min(max(int(wanted), 1), MOST_QUEUES)
     except ValueError:
         return _DEFAULT_QUEUES
-
-
-def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"a CUDA context was active before aiocuda was asked for a device: {_DEFAULT_QUEUES} hardware queues are "
-            f"assumed, and fewer wake-ups can be armed at once. Open the device first, or set {QUEUES}="
-            f"{MOST_QUEUES} before anything uses CUDA.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
