@@ -5,9 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-__all__ = ["BatchListener", "Instrument", "Listener", "ResolveListener", "StartedBatch", "SubmitListener"]
+__all__ = [
+    "BatchListener",
+    "EndedRequest",
+    "Instrument",
+    "Listener",
+    "Outcome",
+    "ResolveListener",
+    "StartedBatch",
+    "SubmitListener",
+]
+
+#: What became of a request of a `MicroBatcher`.
+Outcome: TypeAlias = Literal["answered", "failed", "expired", "cancelled"]
 
 
 class SubmitListener(Protocol):
@@ -41,6 +53,8 @@ class StartedBatch:
         listen then.
     waited_s
         For each request, the seconds since the call of ``submit``.
+    batcher
+        A number of the batcher, unique in the process.
     """
 
     function: str
@@ -49,6 +63,39 @@ class StartedBatch:
     weight: int
     contexts: Sequence[Context | None]
     waited_s: Sequence[float]
+    batcher: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A request of a `MicroBatcher` that has its outcome now, for the hook ``on_outcome`` of the library's listeners.
+
+    Attributes
+    ----------
+    batcher, function
+        As in `StartedBatch`.
+    number
+        Counts the requests of the batcher, from 1.
+    label
+        The label of the task that has called ``submit``, or None.
+    outcome
+        ``"expired"`` if its deadline has passed; ``"failed"`` for another exception.
+    seconds
+        The seconds since the call of ``submit``.
+    waited_s
+        The seconds from the call of ``submit`` until its batch was formed; None if it was in none.
+    batch
+        The number of the batch whose function has got it, or None.
+    """
+
+    batcher: int
+    function: str
+    number: int
+    label: str | None
+    outcome: Outcome
+    seconds: float
+    waited_s: float | None
+    batch: int | None
 
 
 class BatchListener(Protocol):

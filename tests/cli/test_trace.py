@@ -174,6 +174,33 @@ def test_every_device_is_recorded(tmp_path: Path) -> None:
     assert {name for _, _, name in streams} >= {"a", "b", "c", "d", "e", "thread"}
 
 
+def test_requests_of_a_service_are_recorded(tmp_path: Path) -> None:
+    """The script knows nothing of the timeline."""
+    text = """
+        from aiocuda.serving import MicroBatcher
+
+        async def infer(batch):
+            await asyncio.sleep(0.01)
+            return batch.items
+
+        async def main():
+            async with aiocuda.open_device(driver="host") as device:
+                async with MicroBatcher(infer, max_batch_size=2, batch_wait_timeout_s=0, device=device) as batcher:
+                    await asyncio.gather(*[batcher.submit(item) for item in range(4)])
+
+        asyncio.run(main())
+    """
+    file = tmp_path / "trace.json"
+    ran = aiocuda("trace", script(tmp_path, text), "--perfetto", file)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = read(file.read_text(encoding="utf-8"))
+    assert sorted(each["args"]["request"] for each in found.of("answered")) == [1, 2, 3, 4]
+    assert [each["args"]["requests"] for each in found.of("batch")] == [2, 2]
+    waits = sorted(each["dur"] for each in found.of("queued"))
+    assert waits[1] < 10_000 <= waits[2]
+    assert len([flow for flow in found.flows if flow[0] == "batch"]) == 4
+
+
 @pytest.mark.heavy
 def test_a_device_that_the_script_leaves_open_is_recorded(tmp_path: Path) -> None:
     text = """

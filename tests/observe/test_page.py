@@ -21,7 +21,7 @@ from aiocuda import Device, InvalidTypeError, Stream
 from aiocuda.observe import Timeline, TimelineSpan
 from aiocuda.observe._drawing import draw
 from aiocuda.observe._page import page_of
-from aiocuda.observe._recording import LABEL_KEPT, LABEL_SHOWN, LoopRecord, Recording, Resume, shown
+from aiocuda.observe._recording import LABEL_KEPT, LABEL_SHOWN, Batch, LoopRecord, Recording, Request, Resume, shown
 from tests.helpers import block_until
 from tests.observe.browser import CHROMIUM, Browser
 from tests.observe.test_trace import HOSTILE
@@ -278,6 +278,64 @@ def test_the_page_is_readable_in_both_schemes_and_widths(
     )
     block_until(lambda: "176,80,138" in browser.evaluate(read), "the drawing of the fills")  # in the next frame
     assert len(browser.evaluate(read)) > 10
+    assert browser.errors == []
+
+
+def requests(count: int, at_once: int) -> Recording:
+    """So many requests, of which so many are in the batcher at a time, in batches of 20, and a fill for each batch."""
+    step, all_of_them, batches = 1e-3, [], []
+    for number in range(count):
+        batch = number // 20
+        began = batch * 20 * step
+        submitted = max(0.0, began - (at_once - 20) * step)
+        outcome = ("failed", "answered", "answered", "answered")[number % 4]
+        label = f"request {number}"
+        end = began + 20 * step
+        all_of_them.append(Request(1, "infer", number, submitted, began, end, outcome, batch, label))
+        if number % 20 == 0:
+            batches.append(Batch(1, "infer", batch, began, end, 20, 5))
+    spans = [
+        TimelineSpan("s", "fill", 1e6 * each.start, 1e6 * each.end, each.number + 1, None, None, 64) for each in batches
+    ]
+    return Recording("GPU", spans, batches=batches, requests=all_of_them)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("at_once", [60, 1000])
+@pytest.mark.parametrize("width", [1200, 360])
+def test_a_thousand_requests_are_readable(browser: Browser, tmp_path: Path, width: int, at_once: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of([requests(1000, at_once)], "title"), encoding="utf-8")
+    browser.resize(width, 900)
+    browser.open(path.as_uri())
+    assert all(kind in text_of(browser, "legend") for kind in ("batch", "queued", "answered", "failed"))
+    colours = (
+        "(() => { const c = document.getElementById('rows'); const d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; const s = {}; for (let i = 0; i < d.length; i += 4) {"
+        " const k = [d[i], d[i + 1], d[i + 2]].join(); s[k] = (s[k] || 0) + 1; } return s; })()"
+    )
+    queued, answered, fill = "217,187,78", "74,158,142", "176,80,138"
+    block_until(lambda: queued in browser.evaluate(colours), "the drawing of the requests")  # in the next frame
+    drawn = browser.evaluate(colours)
+    assert drawn[fill] > 20 * width / 4, "the streams are not pushed off the page"
+    assert drawn[queued] > width
+    # Each request has two pixels and a gap: more of them than fit are reached by scrolling.
+    tall = browser.evaluate("document.getElementById('view').scrollHeight")
+    assert tall > 3 * at_once
+    assert tall < 3 * at_once + 900
+    if at_once == 60:
+        assert drawn[answered] > width
+
+    browser.evaluate(
+        "(() => { const s = document.getElementById('search'); s.value = 'request 977';"
+        " s.dispatchEvent(new Event('input')); document.getElementById('after').click(); })()"
+    )
+    assert text_of(browser, "found") == "1 of 2"
+    details = text_of(browser, "details")
+    assert all(word in details for word in ("queued", "requests of infer", "request 977", "977", "48", "batch 48"))
+    browser.evaluate("document.querySelector('#details button').click()")
+    details = text_of(browser, "details")
+    assert all(word in details for word in ("batches of infer", "infer", "Its requests", "request 960"))
     assert browser.errors == []
 
 

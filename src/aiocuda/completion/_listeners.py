@@ -21,11 +21,13 @@ class Listening(NamedTuple):
     resolve: Callable[..., object] | None
     batch: Callable[..., object] | None
     follow: Callable[..., object] | None
+    outcome: Callable[..., object] | None
 
     @classmethod
     def of(cls, listener: Any) -> Listening:
         """Read the attributes of a listener."""
-        hooks = [getattr(listener, name, None) for name in ("on_submit", "on_resolve", "on_batch", "on_follow")]
+        names = ("on_submit", "on_resolve", "on_batch", "on_follow", "on_outcome")
+        hooks = [getattr(listener, name, None) for name in names]
         return cls(listener, bool(getattr(listener, "timing", False)), *hooks)
 
 
@@ -45,9 +47,11 @@ class Listeners:
     follow : tuple
         The hooks ``on_follow(queue, operation)``: the next operation of this queue waits for ``operation`` of another
         stream. The library's own listeners use it.
+    outcome : tuple
+        The hooks ``on_outcome(request)`` for requests of batchers. The library's own listeners use it.
     """
 
-    __slots__ = ("all", "batch", "follow", "resolve", "submit", "timing")
+    __slots__ = ("all", "batch", "follow", "outcome", "resolve", "submit", "timing")
 
     def __init__(self, listening: Iterable[Listening] = ()) -> None:
         self.all = tuple(listening)
@@ -55,6 +59,7 @@ class Listeners:
         self.submit: Hooks = tuple((each.listener, each.submit) for each in self.all if each.submit is not None)
         self.resolve: Hooks = tuple((each.listener, each.resolve) for each in self.all if each.resolve is not None)
         self.batch: Hooks = tuple((each.listener, each.batch) for each in self.all if each.batch is not None)
+        self.outcome: Hooks = tuple((each.listener, each.outcome) for each in self.all if each.outcome is not None)
         self.follow: Hooks = tuple((each.listener, each.follow) for each in self.all if each.follow is not None)
 
     def __contains__(self, listener: object) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from .._log import is_heard, log
 
-__all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "sample_at"]
+__all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "running_callback", "sample_at"]
 
 #: Seconds that a timer may be late. After this time, a callback is blocking the loop.
 LIMIT: Final = 0.05
@@ -87,12 +87,14 @@ class LoopWatch:
 
     def sample(self) -> None:
         """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""
-        frame = sys._current_frames().get(self._thread_id)
-        inner = _frames_of_callback(frame)
-        if inner:
-            self._sample = _described(inner[-1]), _described(inner[0])
-        else:
-            self._idle = True
+        self._sample = running_callback(self._thread_id)
+        self._idle = self._sample is None
+
+
+def running_callback(thread_id: int) -> tuple[str, str] | None:
+    """Return the callback that the loop of a thread runs now, and its innermost line; None if it waits for events."""
+    frames = _frames_of_callback(sys._current_frames().get(thread_id))
+    return (_described(frames[-1]), _described(frames[0])) if frames else None
 
 
 def _frames_of_callback(frame: FrameType | None) -> list[FrameType]:

@@ -6,6 +6,7 @@ Files
     `_percentiles` percentiles of times in bounded memory
     `_timeline`    `Timeline`: its hooks, clocks and outputs
     `_loop_monitor` the iterations of an event loop that a timeline notices
+    `_request_log` the requests and the batches of batchers
     `_recording`   `TimelineSpan`, and everything else that a timeline has recorded
     `_drawing`     the picture of a timeline, as SVG
     `_rows`        rows and arrows, for `_trace` and `_page`

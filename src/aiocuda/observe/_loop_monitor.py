@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from ._recording import LoopRecord, Resume
+from ..completion._loop_watch import cancel_sample, running_callback, sample_at
+from ._recording import Blocked, LoopRecord, Resume
 
 __all__ = ["BLOCKED", "HEARTBEAT", "LoopMonitor"]
 
@@ -24,7 +27,8 @@ class LoopMonitor:
     An iteration is noticed if a hook or the timer runs in it. Its slice begins there, and ends in a function that
     `call_soon` has put into the next iteration; functions that were scheduled earlier run before that. Other iterations
     show only if they make the timer late: then the slice begins when the timer was due. The monitor schedules nothing
-    else, so an idle loop wakes for the timer only.
+    else, so an idle loop wakes for the timer only. A thread samples the line at which the loop is when the timer is
+    late by `BLOCKED`.
 
     Parameters
     ----------
@@ -43,6 +47,8 @@ class LoopMonitor:
         self._on_beat: Callable[[float], object] | None = None
         self._iterations: list[tuple[float, float]] = []
         self._late: list[tuple[float, float]] = []
+        self._thread_id = threading.get_ident()
+        self._samples: list[tuple[float, str, str]] = []  # time, callback and line while the timer is late
         self._resumes: list[Resume] = []
         self._begun: float | None = None
         self._noticed_by_hook = False
@@ -60,6 +66,7 @@ class LoopMonitor:
         """Schedule nothing more. Another thread may call it: then the last timer runs, and does nothing."""
         self._stopped = True
         self._on_beat = None
+        cancel_sample(self)
         if asyncio._get_running_loop() is self.loop:
             now = self._now()
             if self._handle is not None:
@@ -88,14 +95,20 @@ class LoopMonitor:
     def record(self) -> LoopRecord:
         """Return what was recorded so far. Any thread may call it."""
         iterations = tuple(self._iterations)
-        blocked: list[tuple[float, float]] = []
+        blocked: list[Blocked] = []
         long = (each for each in iterations if each[1] - each[0] > BLOCKED)
         for start, end in sorted([*long, *tuple(self._late)]):
-            if blocked and start <= blocked[-1][1]:  # the same iteration
-                blocked[-1] = blocked[-1][0], max(blocked[-1][1], end)
+            if blocked and start <= blocked[-1].end:  # the same iteration
+                blocked[-1] = Blocked(blocked[-1].start, max(blocked[-1].end, end))
             else:
-                blocked.append((start, end))
-        return LoopRecord(iterations, tuple(blocked), tuple(self._resumes))
+                blocked.append(Blocked(start, end))
+        return LoopRecord(iterations, _with_lines(blocked, tuple(self._samples)), tuple(self._resumes))
+
+    def sample(self) -> None:
+        """Note the callback that blocks the loop now, and its innermost line. Called by the thread that samples."""
+        found = running_callback(self._thread_id)
+        if found is not None:  # else the loop waits for events: another process has the processor
+            self._samples.append((self._now(), *found))
 
     def _notice(self) -> float:
         now = self._now()
@@ -119,6 +132,7 @@ class LoopMonitor:
 
     def _arm(self, now: float) -> None:
         self._due = now + HEARTBEAT
+        sample_at(self, time.monotonic() + HEARTBEAT + BLOCKED)
         self._handle = self.loop.call_later(HEARTBEAT, self._beat)
 
     def _beat(self) -> None:
@@ -133,3 +147,15 @@ class LoopMonitor:
     def _check_late(self, now: float) -> None:
         if now - self._due > BLOCKED:
             self._late.append((self._due, now))
+
+
+def _with_lines(blocked: Sequence[Blocked], samples: Sequence[tuple[float, str, str]]) -> tuple[Blocked, ...]:
+    """Return blocked iterations with the first sample of each. Both are in the order of time."""
+    found, at = [], 0
+    for each in blocked:
+        while at < len(samples) and samples[at][0] < each.start:
+            at += 1
+        if at < len(samples) and samples[at][0] <= each.end:
+            each = Blocked(each.start, each.end, *samples[at][1:])
+        found.append(each)
+    return tuple(found)

@@ -20,6 +20,9 @@ __all__ = ["page_of"]
 #: Characters that could end a script element, or a line of JavaScript. JSON has an escape for each.
 _ESCAPES: Final = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
+#: The kinds of arrows by their number in the page.
+_ARROWS: Final = ("wait", "await", "batch")
+
 _PLACES: Final = re.compile("@(TITLE|POLICY|DATA)@")
 
 
@@ -54,7 +57,7 @@ def _data(rows: Rows, title: str) -> dict[str, Any]:
     slices = [
         [
             number(each.kind), number(each.name), number(each.label), each.start_us, each.duration_us,
-            each.operation, each.nbytes,
+            each.operation, each.nbytes, *(number(str(text)) for detail in each.details for text in detail),
         ]
         for each in rows.slices
     ]  # fmt: skip
@@ -62,9 +65,9 @@ def _data(rows: Rows, title: str) -> dict[str, Any]:
         "title": title,
         "accuracy_us": round(max((each.accuracy_us for each in rows.recordings), default=0.0), 3),
         "devices": [kept(each.device) for each in rows.recordings],
-        "rows": [[number(row.name), row.recording, int(row.is_host), row.first, row.last] for row in rows.rows],
+        "rows": [[number(row.name), row.recording, row.part, row.first, row.last, row.lane] for row in rows.rows],
         "slices": slices,
-        "arrows": [[int(each.kind == "await"), each.source, each.target] for each in rows.arrows],
+        "arrows": [[_ARROWS.index(each.kind), each.source, each.target] for each in rows.arrows],
         "colours": COLOURS,
         "texts": list(texts),
     }

@@ -10,9 +10,12 @@ from typing import Final, NamedTuple
 __all__ = [
     "LABEL_KEPT",
     "LABEL_SHOWN",
+    "Batch",
+    "Blocked",
     "HostSlice",
     "LoopRecord",
     "Recording",
+    "Request",
     "Resume",
     "TimelineSpan",
     "kept",
@@ -79,12 +82,47 @@ class Resume(NamedTuple):
     label: str | None
 
 
+class Blocked(NamedTuple):
+    """An iteration that blocked its loop. Times are seconds of the driver's clock."""
+
+    start: float
+    end: float
+    callback: str | None = None  #: the function or coroutine that the loop ran when its timer was late; if it was seen
+    line: str | None = None  #: its innermost line, as in the event ``loop_blocked``
+
+
+class Batch(NamedTuple):
+    """A batch of a `MicroBatcher`: its function runs from start to end. Times are seconds of the driver's clock."""
+
+    batcher: int
+    function: str
+    number: int
+    start: float
+    end: float
+    size: int
+    failed: int  #: requests that got an exception of the batch
+
+
+class Request(NamedTuple):
+    """A request of a `MicroBatcher`. Times are seconds of the driver's clock."""
+
+    batcher: int
+    function: str
+    number: int
+    submitted: float
+    began: float | None  #: when its batch was formed; None if it was in no batch
+    ended: float
+    outcome: str  #: ``"answered"``, ``"failed"``, ``"expired"`` or ``"cancelled"``
+    batch: int | None  #: number of the batch whose function has got it
+    label: str | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoopRecord:
     """One event loop: its noticed iterations, those that blocked it, and the resumed waits. Seconds of the clock."""
 
     iterations: Sequence[tuple[float, float]] = ()
-    blocked: Sequence[tuple[float, float]] = ()
+    blocked: Sequence[Blocked] = ()
     resumes: Sequence[Resume] = ()
 
 
@@ -106,6 +144,8 @@ class Recording:
         The time of the driver's clock at the device time 0, in seconds.
     accuracy_us
         The largest error of ``host_zero``, in microseconds.
+    batches, requests
+        The batches of the device's batchers, and their requests, in the order of their ends.
     """
 
     device: str
@@ -115,6 +155,8 @@ class Recording:
     counters: Mapping[str, Sequence[tuple[float, int]]] = dataclasses.field(default_factory=dict)
     host_zero: float = 0.0
     accuracy_us: float = 0.0
+    batches: Sequence[Batch] = ()
+    requests: Sequence[Request] = ()
 
     def microseconds(self, seconds: float) -> float:
         """Return a time of the driver's clock on the axis of the device times."""

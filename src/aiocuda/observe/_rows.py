@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
-from ._recording import LoopRecord, Recording, TimelineSpan, offsets_us
+from ._recording import Batch, Blocked, LoopRecord, Recording, Request, TimelineSpan, offsets_us
 
-__all__ = ["Arrow", "Row", "Rows", "Slice", "rows_of"]
+__all__ = ["Arrow", "Part", "Row", "Rows", "Slice", "rows_of"]
+
+
+class Part(IntEnum):
+    """The part of a recording that a row belongs to."""
+
+    STREAMS = 0
+    HOST = 1
+    REQUESTS = 2
+
+
+#: The kind of the arrows that end in a part's slices.
+_ARROWS = {Part.STREAMS: "wait", Part.HOST: "await", Part.REQUESTS: "batch"}
 
 
 class Slice(NamedTuple):
@@ -21,7 +35,9 @@ class Slice(NamedTuple):
     operation: int = 0  #: id, 0 for none
     label: str | None = None
     nbytes: int = 0
-    sources: tuple[int, ...] = ()  #: ids of the operations that it waited for, or that resumed it
+    sources: tuple[Hashable, ...] = ()  #: keys of the slices that it waited for, or that resumed it
+    key: Hashable = None  #: by which other slices name it as a source
+    details: tuple[tuple[str, str | int], ...] = ()  #: further names and values
 
     @property
     def start_us(self) -> float:
@@ -35,7 +51,9 @@ class Slice(NamedTuple):
 class Arrow(NamedTuple):
     """From a slice to another one, by their places in `Rows.slices`."""
 
-    kind: str  #: ``"wait"``: the second waited for the first; ``"await"``: the first resumed the second
+    #: ``"wait"``: the second waited for the first; ``"await"``: the first resumed the second; ``"batch"``: the second
+    #: is the batch of the first.
+    kind: str
     source: int
     target: int
 
@@ -45,9 +63,10 @@ class Row(NamedTuple):
 
     name: str
     recording: int  #: index of the recording
-    is_host: bool
+    part: Part
     first: int  #: the row's slices are ``slices[first:last]``, in the order of time
     last: int
+    lane: int = 0  #: rows with the lanes 0, 1, 2 … belong together: what overlaps is in different lanes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,16 +79,21 @@ class Rows:
     slices: list[Slice] = dataclasses.field(default_factory=list)
     arrows: list[Arrow] = dataclasses.field(default_factory=list)
 
-    def add(self, name: str, recording: int, is_host: bool, slices: Iterable[Slice]) -> None:
+    def add(self, name: str, recording: int, part: Part, slices: Iterable[Slice], lane: int = 0) -> None:
         """Append a row, if it has slices."""
         first = len(self.slices)
         self.slices.extend(slices)
         if len(self.slices) > first:
-            self.rows.append(Row(name, recording, is_host, first, len(self.slices)))
+            self.rows.append(Row(name, recording, part, first, len(self.slices), lane))
+
+    def clock(self, recording: int) -> Callable[[float], int]:
+        """Return a function that puts a time of a recording's clock on the axis."""
+        own, offset = self.recordings[recording], self.offsets[recording]
+        return lambda seconds: round((own.microseconds(seconds) + offset) * 1e3)
 
 
 def rows_of(recordings: Sequence[Recording]) -> Rows:
-    """Return the rows of all recordings: for each one its streams, then the rows of the host."""
+    """Return the rows of all recordings: for each one its streams, then the rows of the host and of the requests."""
     rows = Rows(recordings, offsets_us(recordings))
     for number, recording in enumerate(recordings):
         _add_streams(rows, number, recording.spans)
@@ -77,17 +101,13 @@ def rows_of(recordings: Sequence[Recording]) -> Rows:
         for index, loop in enumerate(recording.loops, 1):
             _add_loop(rows, number, loop, f" {index}" if several else "")
         _add_workers(rows, number, recording)
-    places = {
-        rows.slices[place].operation: place
-        for row in rows.rows
-        if not row.is_host
-        for place in range(row.first, row.last)
-    }
+        _add_batchers(rows, number, recording)
+    places: dict[Hashable, int] = {each.key: place for place, each in enumerate(rows.slices) if each.key is not None}
     _separate(rows, places)
     for row in rows.rows:
         for place in range(row.first, row.last):
             sources = (places[source] for source in rows.slices[place].sources if source in places)
-            rows.arrows.extend(Arrow("await" if row.is_host else "wait", source, place) for source in sources)
+            rows.arrows.extend(Arrow(_ARROWS[row.part], source, place) for source in sources)
     return rows
 
 
@@ -101,43 +121,104 @@ def _add_streams(rows: Rows, number: int, spans: Sequence[TimelineSpan]) -> None
         slices = [
             Slice(
                 span.kind, span.name, round((span.start_us + offset) * 1e3), round((span.end_us + offset) * 1e3),
-                span.operation, span.label, span.nbytes, span.waited_for,
+                span.operation, span.label, span.nbytes, span.waited_for, span.operation,
             )
             for span in own
         ]  # fmt: skip
-        rows.add(name, number, False, slices)
+        rows.add(name, number, Part.STREAMS, slices)
 
 
 def _add_loop(rows: Rows, number: int, loop: LoopRecord, suffix: str) -> None:
-    recording, offset = rows.recordings[number], rows.offsets[number]
-
-    def at(seconds: float) -> int:
-        return round((recording.microseconds(seconds) + offset) * 1e3)
-
+    at = rows.clock(number)
     iterations = [Slice("iteration", "iteration", at(start), at(end)) for start, end in loop.iterations]
-    blocked = [Slice("blocked", "blocked", at(start), at(end)) for start, end in loop.blocked]
+    blocked = [_blocked_slice(each, at(each.start), at(each.end)) for each in loop.blocked]
     resumes = []
     for each in loop.resumes:
         end = iterations[each.iteration].end if each.iteration < len(iterations) else 0
         resumes.append(
             Slice("await", f"await {each.name}", at(each.at), end, each.operation, each.label, 0, (each.operation,))
         )
-    rows.add(f"event loop{suffix}", number, True, iterations)
-    rows.add(f"blocked loop{suffix}", number, True, blocked)
-    rows.add(f"awaits{suffix}", number, True, resumes)
+    rows.add(f"event loop{suffix}", number, Part.HOST, iterations)
+    rows.add(f"blocked loop{suffix}", number, Part.HOST, blocked)
+    rows.add(f"awaits{suffix}", number, Part.HOST, resumes)
+
+
+def _blocked_slice(blocked: Blocked, start: int, end: int) -> Slice:
+    if blocked.callback is None or blocked.line is None:
+        return Slice("blocked", "blocked", start, end)
+    details = (("callback", blocked.callback), ("line", blocked.line))
+    return Slice("blocked", f"blocked by {blocked.line}", start, end, details=details)
 
 
 def _add_workers(rows: Rows, number: int, recording: Recording) -> None:
-    offset = rows.offsets[number]
+    at = rows.clock(number)
     by_thread: dict[int, list[Slice]] = {}
     for job in recording.jobs:
-        start, end = (round((recording.microseconds(each) + offset) * 1e3) for each in (job.start, job.end))
-        by_thread.setdefault(job.thread, []).append(Slice("worker", job.name, start, end))
+        by_thread.setdefault(job.thread, []).append(Slice("worker", job.name, at(job.start), at(job.end)))
     for index, slices in enumerate(by_thread.values(), 1):
-        rows.add(f"worker {index}", number, True, sorted(slices, key=lambda each: each.start))
+        rows.add(f"worker {index}", number, Part.HOST, sorted(slices, key=lambda each: each.start))
 
 
-def _separate(rows: Rows, places: dict[int, int]) -> None:
+def _add_batchers(rows: Rows, number: int, recording: Recording) -> None:
+    """Add the batches and the requests of each batcher."""
+    by_batcher: dict[tuple[int, str], tuple[list[Batch], list[Request]]] = {}
+    for batch in recording.batches:
+        by_batcher.setdefault((batch.batcher, batch.function), ([], []))[0].append(batch)
+    for request in recording.requests:
+        by_batcher.setdefault((request.batcher, request.function), ([], []))[1].append(request)
+    at = rows.clock(number)
+    for (_, function), (batches, requests) in sorted(by_batcher.items(), key=lambda item: item[0]):
+        members: dict[int | None, list[Hashable]] = {}
+        for request in requests:
+            members.setdefault(request.batch, []).append((request.batcher, request.number))
+        batch_slices = [
+            Slice(
+                "batch", function, at(each.start), at(each.end), sources=tuple(members.get(each.number, ())),
+                details=(("batch", each.number), ("requests", each.size), ("failed", each.failed)),
+            )
+            for each in batches
+        ]  # fmt: skip
+        for name, groups in (
+            ("batches", [(each,) for each in batch_slices]),
+            ("requests", [_request_slices(each, at) for each in requests]),
+        ):
+            for lane, slices in enumerate(_lanes(groups)):
+                rows.add(f"{name} of {function}", number, Part.REQUESTS, slices, lane)
+
+
+def _request_slices(request: Request, at: Callable[[float], int]) -> tuple[Slice, ...]:
+    """Return the wait of a request in the queue, and the time from there to its outcome."""
+    details: tuple[tuple[str, str | int], ...] = (("request", request.number),)
+    if request.batch is not None:
+        details += (("batch", request.batch),)
+    submitted, ended, label, outcome = at(request.submitted), at(request.ended), request.label, request.outcome
+    if request.began is None:
+        return (Slice(outcome, f"{outcome} in the queue", submitted, ended, label=label, details=details),)
+    began, key = at(request.began), (request.batcher, request.number)
+    return (
+        Slice("queued", "queued", submitted, began, label=label, key=key, details=details),
+        Slice(outcome, outcome, began, ended, label=label, details=details),
+    )
+
+
+def _lanes(groups: Iterable[tuple[Slice, ...]]) -> list[list[Slice]]:
+    """Return lanes of slices that do not overlap. The slices of a group follow each other, and stay together."""
+    lanes: list[list[Slice]] = []
+    busy: list[tuple[int, int]] = []  # heaps: end and number of each lane in use, and the numbers of the others
+    free: list[int] = []
+    for group in sorted(groups, key=lambda group: group[0].start):
+        while busy and busy[0][0] <= group[0].start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            free.append(len(lanes))
+            lanes.append([])
+        lane = heapq.heappop(free)
+        lanes[lane].extend(group)
+        heapq.heappush(busy, (group[-1].end, lane))
+    return lanes
+
+
+def _separate(rows: Rows, places: dict[Hashable, int]) -> None:
     """Make the slices of each row follow each other, take 1 ns or more, and end no earlier than their sources.
 
     The times of two operations of a stream, or of an operation and a wait for it, may overlap by the resolution of a

@@ -12,6 +12,7 @@ from typing import Any, Self
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
+from .._instrument import EndedRequest, StartedBatch
 from ..completion._operation import Operation
 from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
 from ..driver._clock import running_clock
@@ -21,6 +22,7 @@ from ._listener import DeviceListener
 from ._loop_monitor import LoopMonitor
 from ._page import page_of
 from ._recording import HostSlice, Recording, TimelineSpan
+from ._request_log import End, RequestLog
 from ._trace import trace, trace_of
 
 __all__ = ["Timeline", "TimelineSpan", "trace"]
@@ -49,8 +51,13 @@ class Timeline(DeviceListener):
 
     The timeline also records the host: iterations of the event loops in which operations begin or end, iterations that
     block a loop for more than 5 ms, the awaits that operations resume, jobs of the device's worker threads, and the
-    numbers of operations and bytes. Host times are put on the axis of the device times as late as causality allows, so
+    numbers of operations and bytes. An iteration that blocks for 15 ms or more has the line at which it was seen, as in
+    the log event ``loop_blocked``. Host times are put on the axis of the device times as late as causality allows, so
     that no operation ends after the await that it resumed; their error is at most `accuracy_us`.
+
+    Of each `aiocuda.serving.MicroBatcher` with this device, it records the batches, and the requests that are submitted
+    and get their outcome in the block: from the call of ``submit`` until the batch is formed, and from there until the
+    answer; also those that fail, expire or are cancelled.
 
     Several timelines and profilers may listen to a device at the same time. A second block of the same timeline
     replaces what the first one has recorded.
@@ -85,6 +92,7 @@ class Timeline(DeviceListener):
         self._monitors: dict[asyncio.AbstractEventLoop, LoopMonitor] = {}
         self._watched: list[Callable[[], None]] = []  # functions that end the watch of worker threads
         self._jobs: list[HostSlice] = []
+        self._requests: RequestLog | None = None
         self._clock: Callable[[], float] = device.driver.now
         self._began = 0.0
         self._seen = 0.0
@@ -105,6 +113,7 @@ class Timeline(DeviceListener):
                 finally:
                     self._own_operations.discard(base.operation.id)
             self._base = base  # operations that finish before this are not part of the block
+            self._requests = RequestLog(self._touch, self._seen)
             self._monitor()
             self._listening = listening.pop_all()
         return self
@@ -122,7 +131,7 @@ class Timeline(DeviceListener):
     def _forget(self) -> None:
         """Begin anew: times of another block have another zero."""
         self.spans, self.untimed = [], 0
-        self._counters, self._jobs, self._monitors = {}, [], {}
+        self._counters, self._jobs, self._monitors, self._requests = {}, [], {}, None
         self._forget_unfinished()
 
     def _forget_unfinished(self) -> None:
@@ -138,6 +147,8 @@ class Timeline(DeviceListener):
             watched, self._watched = self._watched, []
         for monitor in self._monitors.values():
             monitor.stop()
+        if self._requests is not None:
+            self._requests.close()
         for end in watched:
             end()
         self._forget_unfinished()
@@ -165,6 +176,15 @@ class Timeline(DeviceListener):
                 key = operation.id if copy is None else copy.id
                 self._waited_for[key] = (*self._waited_for.get(key, ()), *waited_for)
         self._note_counts(self._touch(), own.queue)
+
+    def on_batch(self, batch: StartedBatch) -> End | None:
+        """Note a batch of a batcher. The hook of `BatchListener`."""
+        return None if self._requests is None else self._requests.begin(batch)
+
+    def on_outcome(self, request: EndedRequest) -> None:
+        """Note a request of a batcher that has its outcome."""
+        if self._requests is not None:
+            self._requests.add(request)
 
     def _on_internal(self, operation: Operation[Any]) -> None:
         self._in_flight.discard(operation.id)
@@ -264,6 +284,7 @@ class Timeline(DeviceListener):
 
     def recording(self) -> Recording:
         """Return everything that has been recorded so far. `to_trace` and `to_html` are made from it."""
+        batches, requests = ((), ()) if self._requests is None else self._requests.record()
         return Recording(
             f"{self.device.name} ({self.device.driver.name} driver)",
             sorted(self.spans, key=lambda span: span.operation),  # the rows are in the order of first use
@@ -272,6 +293,8 @@ class Timeline(DeviceListener):
             {name: tuple(values) for name, values in tuple(self._counters.items())},
             self._host_zero,
             self.accuracy_us,
+            batches,
+            requests,
         )
 
     def to_svg(self, title: str | None = None) -> str:
@@ -279,6 +302,7 @@ class Timeline(DeviceListener):
 
         Each operation is a ``<rect>`` with ``data-stream``, ``data-kind``, ``data-start-us`` and ``data-end-us``, and
         ``data-label`` if it has a label. There are no other ``<rect>`` elements. Labels have at most 1000 characters.
+        Host and requests are in the page and in the trace only.
         """
         recording = self.recording()
         return draw(recording.spans, _title(title) or f"Streams of {recording.device}")
@@ -287,8 +311,8 @@ class Timeline(DeviceListener):
         """Return a page for a browser, to zoom into the timeline, to search it, and to see what waited for what.
 
         The page is complete in one file: it needs no server and no network, and loads nothing. It shows the streams,
-        and the rows of the host; a selected operation shows its label, its bytes, and arrows to the operations that it
-        waited for and to the await that it resumed.
+        the rows of the host, and the requests of batchers; a selected operation shows its label, its bytes, and arrows
+        to the operations that it waited for and to the await that it resumed; a request has an arrow to its batch.
         """
         recording = self.recording()
         return page_of([recording], _title(title) or f"Timeline of {recording.device}")
@@ -302,7 +326,9 @@ class Timeline(DeviceListener):
 
         Arrows (flows) lead from an operation to a wait for it, and to the await that it resumed. The process of the
         host has threads for event loops, their blocked iterations, awaits and worker threads, and counters of the
-        operations in flight, the operations that wait on the host, and the device memory in use.
+        operations in flight, the operations that wait on the host, and the device memory in use. A third process has
+        the batches of batchers and as many threads as there are requests at a time. A request is a slice ``queued``,
+        with a flow to its batch, and one with the name of its outcome.
         """
         return trace_of([self.recording()])
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ._recording import Recording, TimelineSpan, kept
-from ._rows import Row, Rows, Slice, rows_of
+from ._rows import Part, Row, Rows, Slice, rows_of
 
 __all__ = ["trace", "trace_of"]
+
+#: What precedes the name of the device in the name of each process.
+_OWNERS: Final = {Part.STREAMS: "", Part.HOST: "host of ", Part.REQUESTS: "requests of "}
 
 
 def trace(spans: Sequence[TimelineSpan], title: str) -> str:
@@ -21,19 +24,24 @@ def trace_of(recordings: Sequence[Recording]) -> str:
     """Return recordings as JSON in Chrome's trace format.
 
     Each device is a process whose threads are its streams. Its host is another one, with threads for event loops, their
-    blocked iterations, awaits and workers. The slices of one thread must not overlap: the operations of a stream follow
-    each other, but their times may overlap by the resolution of a timing event, half a microsecond.
+    blocked iterations, awaits and workers; its requests are a third one, after those of all devices. The slices of one
+    thread must not overlap: the operations of a stream follow each other, but their times may overlap by the resolution
+    of a timing event, half a microsecond.
     """
     rows = rows_of(recordings)
     events: list[dict[str, Any]] = []
     for number, recording in enumerate(recordings):
-        events.append(_note(2 * number + 1, "process_name", name=kept(recording.device)))
-        if any(row.recording == number and row.is_host for row in rows.rows) or recording.counters:
-            events.append(_note(2 * number + 2, "process_name", name=f"host of {kept(recording.device)}"))
-    threads = _threads(rows.rows)
+        parts = {row.part for row in rows.rows if row.recording == number} | {Part.STREAMS}
+        if recording.counters:
+            parts.add(Part.HOST)
+        for part in sorted(parts):
+            name = f"{_OWNERS[part]}{kept(recording.device)}"
+            events.append(_note(_process(number, part, len(recordings)), "process_name", name=name))
+    threads = _threads(rows.rows, len(recordings))
     places = []  # process and thread of each slice
     for row, (process, thread) in zip(rows.rows, threads, strict=True):
-        events.append(_note(process, "thread_name", thread, name=kept(row.name)))
+        name = f"{kept(row.name)} {row.lane + 1}" if row.lane else kept(row.name)
+        events.append(_note(process, "thread_name", thread, name=name))
         events.append(_note(process, "thread_sort_index", thread, sort_index=thread))
         own = rows.slices[row.first : row.last]
         events += [_slice(each, process, thread) for each in own]
@@ -47,12 +55,17 @@ def trace_of(recordings: Sequence[Recording]) -> str:
     return json.dumps(document, allow_nan=False)
 
 
-def _threads(rows: Sequence[Row]) -> list[tuple[int, int]]:
+def _process(recording: int, part: Part, recordings: int) -> int:
+    """Return the number of the process for a part of a recording."""
+    return 2 * recordings + recording + 1 if part is Part.REQUESTS else 2 * recording + part + 1
+
+
+def _threads(rows: Sequence[Row], recordings: int) -> list[tuple[int, int]]:
     """Return process and thread of each row; the threads of a process are counted from 1."""
     counts: dict[int, int] = {}
     threads = []
     for row in rows:
-        process = 2 * row.recording + 1 + row.is_host
+        process = _process(row.recording, row.part, recordings)
         counts[process] = counts.get(process, 0) + 1
         threads.append((process, counts[process]))
     return threads
@@ -71,6 +84,8 @@ def _slice(each: Slice, process: int, thread: int) -> dict[str, Any]:
         arguments["label"] = kept(each.label)
     if each.nbytes:
         arguments["bytes"] = each.nbytes
+    for name, value in each.details:
+        arguments[name] = kept(value) if isinstance(value, str) else value
     return {
         "ph": "X", "pid": process, "tid": thread, "name": kept(each.name), "cat": each.kind,
         "ts": each.start_us, "dur": each.duration_us, "args": arguments,

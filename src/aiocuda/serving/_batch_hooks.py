@@ -1,26 +1,30 @@
-"""BatchHooks: calls the hook ``on_batch`` of the listeners of a device."""
+"""BatchHooks: calls the hooks ``on_batch`` and ``on_outcome`` of the listeners of a device."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from .._device import Device
 from .._device_resources import resources_of
-from .._instrument import StartedBatch
+from .._instrument import EndedRequest, StartedBatch
 from ._batch import Batch
-from ._request import Request
+from ._request import Heard, Request
 
 __all__ = ["BatchHooks", "End"]
 
 #: A listener, and the function that its hook has returned.
 End: TypeAlias = tuple[object, Callable[[Sequence[BaseException | None]], object]]
 
+#: The numbers of the batchers of the process.
+_NUMBERS = itertools.count(1)
+
 
 class BatchHooks:
-    """Calls the hook ``on_batch`` of the listeners of a device, for the batches of one batcher.
+    """Calls the hooks ``on_batch`` and ``on_outcome`` of the listeners of a device, for one batcher.
 
     Parameters
     ----------
@@ -35,25 +39,40 @@ class BatchHooks:
         while isinstance(function, functools.partial):
             function = function.func
         self._function = getattr(function, "__name__", type(function).__name__)
+        self._number = next(_NUMBERS)
 
-    @property
-    def is_wanted(self) -> bool:
-        """True if a listener has the hook: then each request keeps the context of its task."""
+    def submitted(self, request: Request) -> None:
+        """Keep what listeners are told of a new request, if one has a hook. Called in the task of its caller."""
         listeners = self._device_state.listeners
-        return listeners is not None and bool(listeners.batch)
+        if listeners is not None and (listeners.batch or listeners.outcome):
+            request.heard = Heard()
+
+    def formed(self, requests: Sequence[Request], now: float) -> None:
+        """Note that a batch was formed."""
+        if self._device_state.listeners is None:
+            return
+        for request in requests:
+            if request.heard is not None:
+                request.heard.waited = now - request.arrived
 
     def begin(self, batch: Batch[Any], requests: Sequence[Request], now: float) -> list[End]:
         """Call the hooks before the function of a batch. Return what to call at its end."""
         listeners = self._device_state.listeners
-        if listeners is None or not listeners.batch:
+        if listeners is None:
+            return []
+        for request in requests:
+            if request.heard is not None:
+                request.heard.batch = batch.number
+        if not listeners.batch:
             return []
         started = StartedBatch(
             function=self._function,
             number=batch.number,
             size=batch.size,
             weight=batch.weight,
-            contexts=[request.context for request in requests],
+            contexts=[None if request.heard is None else request.heard.context for request in requests],
             waited_s=[now - request.arrived for request in requests],
+            batcher=self._number,
         )
         ends: list[End] = []
         for listener, hook in listeners.batch:
@@ -71,6 +90,27 @@ class BatchHooks:
         for listener, end in ends:
             try:
                 end(errors)
+            except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
+                self._remove(listener, error)
+
+    def ended(self, request: Request, heard: Heard, *, cancelled: bool, now: float) -> None:
+        """Call the hooks for a request that has its outcome."""
+        listeners = self._device_state.listeners
+        if listeners is None or not listeners.outcome:
+            return
+        ended = EndedRequest(
+            batcher=self._number,
+            function=self._function,
+            number=request.id,
+            label=request.label,
+            outcome="cancelled" if cancelled else heard.outcome,
+            seconds=now - request.arrived,
+            waited_s=heard.waited,
+            batch=heard.batch,
+        )
+        for listener, hook in listeners.outcome:
+            try:
+                hook(ended)
             except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._remove(listener, error)
 

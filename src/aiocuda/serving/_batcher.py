@@ -220,8 +220,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         future: asyncio.Future[Result] = loop.create_future()
         request = Request(self._requests, item, weight, rank, now, deadline, future)
         request.label = LABEL.get()
-        if self._hooks is not None and self._hooks.is_wanted:
-            request.context = contextvars.copy_context()
+        if self._hooks is not None:
+            self._hooks.submitted(request)
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
             request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
@@ -282,7 +282,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._queue.remove(request)
         deadline = request.deadline
         error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
-        self._meter.missed_deadlines += request.fail(error)
+        self._meter.missed_deadlines += request.fail(error, "expired")
 
     def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
@@ -292,6 +292,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if future.cancelled():
             self._meter.cancelled += 1
             self._queue.remove(request)
+        heard = request.heard
+        if heard is not None and self._hooks is not None and self._loop is not None:
+            self._hooks.ended(request, heard, cancelled=future.cancelled(), now=self._loop.time())
 
     # -- batches -------------------------------------------------------------------------------------------------
 
@@ -353,6 +356,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._batches += 1
         for request in requests:
             self._meter.begin(now - request.arrived)
+        if self._hooks is not None:
+            self._hooks.formed(requests, now)
         self._running[running] = None
         # Each batch has a copy of its own: what one sets, the next one does not have.
         task = running.task = loop.create_task(self._run(running), context=self._context.copy())

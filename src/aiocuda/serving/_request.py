@@ -1,4 +1,4 @@
-"""Request: one item that waits for its batch, and the future of its outcome."""
+"""Request: one item that waits for its batch, and the future of its outcome; Heard: what listeners are told of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,33 @@ import asyncio
 import contextvars
 from typing import Any
 
-__all__ = ["Request"]
+from .._instrument import Outcome
+
+__all__ = ["Heard", "Request"]
+
+
+class Heard:
+    """What the listeners of a device are told of a request that was submitted while they listened.
+
+    Attributes
+    ----------
+    context : contextvars.Context
+        The context variables of the caller.
+    waited : float or None
+        Seconds until its batch was formed; None before that.
+    batch : int or None
+        The number of the batch whose function has got it.
+    outcome : str
+        What has become of it, unless its future is cancelled.
+    """
+
+    __slots__ = ("batch", "context", "outcome", "waited")
+
+    def __init__(self) -> None:
+        self.context = contextvars.copy_context()
+        self.waited: float | None = None
+        self.batch: int | None = None
+        self.outcome: Outcome = "answered"
 
 
 class Request:
@@ -33,11 +59,11 @@ class Request:
         Expires the request at its deadline.
     label : str or None
         The label of the caller, see `aiocuda.label`.
-    context : contextvars.Context or None
-        The context variables of the caller, if a listener of the device wants them.
+    heard : Heard or None
+        What the listeners of the device are told, if there is one for requests.
     """
 
-    __slots__ = ("arrived", "context", "deadline", "future", "id", "item", "label", "overtakings", "rank", "timer",
+    __slots__ = ("arrived", "deadline", "future", "heard", "id", "item", "label", "overtakings", "rank", "timer",
                  "weight")  # fmt: skip
 
     def __init__(
@@ -54,7 +80,7 @@ class Request:
         self.future: asyncio.Future[Any] | None = future
         self.timer: asyncio.TimerHandle | None = None
         self.label: str | None = None
-        self.context: contextvars.Context | None = None
+        self.heard: Heard | None = None
 
     @property
     def done(self) -> bool:
@@ -73,10 +99,12 @@ class Request:
         future.set_result(result)
         return True
 
-    def fail(self, error: BaseException) -> bool:
+    def fail(self, error: BaseException, outcome: Outcome = "failed") -> bool:
         """Set the error; False if the request has another outcome already."""
         future = self.future
         if future is None or future.done():
             return False
         future.set_exception(error)
+        if self.heard is not None:
+            self.heard.outcome = outcome
         return True
