@@ -411,6 +411,75 @@ async def test_pageable_copies_count_with_the_time_that_a_host_can_need(
     assert len(caught) == advised
 
 
+COPY = """
+loop = asyncio.get_running_loop()
+
+def copy():
+    device.count(left)
+    device.add(right, left)
+"""
+
+ONE_TASK = """
+for _ in range(150):
+    copy()
+"""
+
+CALLBACKS = """
+for _ in range(150):
+    loop.call_soon(copy)
+await asyncio.sleep(0)
+"""
+
+TWO_TASKS = """
+async def some():
+    for _ in range(75):
+        copy()
+
+for _ in range(2):
+    await loop.create_task(some())
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("text", "pause", "advised"),
+    [
+        pytest.param(ONE_TASK, 17e-3, True, id="one task"),
+        pytest.param(ONE_TASK, 0.2, False, id="in more than 10 s"),
+        pytest.param(CALLBACKS, 17e-3, False, id="callbacks"),
+        pytest.param(TWO_TASKS, 17e-3, False, id="two tasks"),
+    ],
+)
+async def test_pageable_copies_count_if_one_task_makes_many_within_10_s(text: str, pause: float, advised: bool) -> None:
+    """The host works on them for half of the time."""
+    run: Any = program(COPY + text)[0]
+    now = itertools.count(1.0, pause)
+    with recorded() as caught:
+        await run(CopyWatch(lambda: next(now)), 64 << 20, pause / 2, None)
+    assert len(caught) == advised
+
+
+FAST_COPIES_AFTER_A_SLOW_ONE = """
+device.count(left)
+device.add(5.0, right)
+
+async def other():
+    for _ in range(150):
+        device.count(left)
+
+await asyncio.create_task(other())
+"""
+
+
+@pytest.mark.asyncio
+async def test_time_of_the_copies_of_another_task_does_not_count() -> None:
+    run: Any = program(FAST_COPIES_AFTER_A_SLOW_ONE)[0]
+    now = itertools.count(1.0, 1e-3)
+    with recorded() as caught:
+        await run(CopyWatch(lambda: next(now)), 4 << 20, 10 << 30, None)
+    assert caught == []
+
+
 @pytest.mark.asyncio
 @pytest.mark.slow
 async def test_a_copy_raises_its_warning_before_it_begins() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,9 @@ import aiocuda
 from aiocuda import (
     BusyError,
     Device,
+    DeviceFault,
     DeviceOutOfMemory,
+    DrainTimeoutWarning,
     InvalidArgumentError,
     InvalidTypeError,
     PinnedBuffer,
@@ -23,7 +26,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, in_thread, open_peer, quickly, turns, until
+from tests.helpers import SAXPY, TRAP, Peer, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -364,3 +367,38 @@ async def test_held_kernels_share_pinned_words(stream: Stream, other: Stream, de
         assert not second.done()
         two.release()
         await quickly(second)
+
+
+def is_mapped(address: int) -> bool:
+    """Return whether this process has memory at an address."""
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("end", ["closed", "left with work", "faulted"])
+async def test_memory_that_a_lost_device_may_still_use_is_never_freed(end: str) -> None:
+    """It may still copy into it, when the program has dropped the device and all arrays."""
+    with Peer() as peer:
+        device = await aiocuda.open_device(driver=peer.driver)
+        stream = device.stream()
+        pinned = await device.pinned(1 << 20, np.uint8)
+        address = pinned.address
+        if end == "left with work":
+            device.drain_timeout = 0.05
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                with pytest.warns(DrainTimeoutWarning), pytest.raises(ZeroDivisionError):
+                    async with device:
+                        raise ZeroDivisionError
+            del latch
+        else:
+            if end == "faulted":
+                with pytest.raises(DeviceFault):
+                    await quickly(stream.launch(TRAP, 1, 1))
+            await quickly(device.aclose())
+        assert pinned.freed
+        del device, stream, pinned
+        gc.collect()
+        assert is_mapped(address) is (end != "closed")

@@ -312,6 +312,33 @@ def test_statistics() -> None:
     in_virtual_time(main)
 
 
+def test_waits_of_the_statistics_are_those_in_the_queue() -> None:
+    """One request of a hundred waits for 10 s, and each of the others for none or for 1 s."""
+
+    async def slow(batch: Batch[float]) -> list[float]:
+        await asyncio.sleep(batch.items[0])
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(slow, max_batch_size=1, batch_wait_timeout_s=0) as batcher:
+            assert (batcher.statistics().wait_p50_s, batcher.statistics().wait_p99_s) == (0.0, 0.0)
+            for pause, times in ((1.0, 49), (10.0, 1)):
+                for _ in range(times):
+                    first, second = batcher.submit_nowait(pause), batcher.submit_nowait(0.0)
+                    await asyncio.gather(first, second)
+            found = batcher.statistics()
+            # 50 requests waited for a place: half of them, and the median is the shortest of their waits.
+            assert (found.wait_p50_s, found.wait_p99_s) == pytest.approx((1.0, 10.0), abs=1e-3)
+            for _ in range(30):
+                await batcher.submit(0.0)
+            assert batcher.statistics().wait_p50_s == pytest.approx(0.0, abs=1e-3)
+            for _ in range(1024):  # only the last 1 024 requests count
+                await batcher.submit(0.0)
+            assert batcher.statistics().wait_p99_s == pytest.approx(0.0, abs=1e-3)
+
+    in_virtual_time(main)
+
+
 def test_requests_get_an_outcome_if_the_warning_of_the_end_is_an_error() -> None:
     async def never(batch: Batch[int]) -> list[int]:
         while not stop.is_set():
