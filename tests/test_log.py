@@ -385,6 +385,28 @@ async def test_few_hardware_queues_are_logged_unless_the_program_has_asked_for_t
 
 
 @pytest.mark.asyncio
+async def test_a_garbage_collection_that_blocks_the_loop_is_named(records: Records) -> None:
+    def collect_slowly(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            block_the_loop(0.3)
+
+    async with aiocuda.open_device(driver="host") as device:
+        latch = Latch(device)
+        stream = device.stream()
+        latch.hold(stream)
+        await latch.held()
+        gc.callbacks.append(collect_slowly)
+        try:
+            gc.collect(1)
+        finally:
+            gc.callbacks.remove(collect_slowly)
+        await until(lambda: bool(records.of("loop_blocked")))
+        latch.release()
+    blocked = records.of("loop_blocked")[0]
+    assert blocked["callback"].startswith("garbage collection of generation 1, 3")
+
+
+@pytest.mark.asyncio
 async def test_a_loop_that_runs_is_not_reported(records: Records) -> None:
     async with aiocuda.open_device(driver="host") as device:
         latch = Latch(device)

@@ -11,6 +11,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ._collections import COLLECTIONS
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
 from ._open_devices import OPEN_DEVICES
@@ -128,6 +129,7 @@ class DeviceResources:
         self.closed = False
         self.capture = capture
         OPEN_DEVICES.add(self)
+        COLLECTIONS.add_device(self)
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:
         """Return the running loop's state; with ``while_closing`` also for work that a closing device has accepted.
@@ -189,6 +191,7 @@ class DeviceResources:
             for observer in OPEN_DEVICES.observers:
                 observer.closing(self.device)
         self.closed = self.streams.closed = True
+        COLLECTIONS.remove_device(self)
 
     def busy_elsewhere(self) -> bool:
         """True if other loops, worker threads, coordinators or streams of other devices still use this one."""

@@ -33,6 +33,7 @@ from aiocuda import (
     Stream,
     StreamPool,
 )
+from aiocuda._collections import COLLECTIONS
 from aiocuda.data import DataLoader
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.adaptors import StatisticsResource
@@ -131,6 +132,8 @@ async def test_http_scrape_has_the_figures_of_the_work(device: Device) -> None:
             assert value(samples, "batcher_batch_size_sum", **model) == 3
             assert value(samples, "source_up", **model) == value(samples, "source_up", **left) == 1
             assert 0 <= value(samples, "event_loop_lag_seconds") < 1
+            assert value(samples, "gc_collections_total", generation="2") == COLLECTIONS.counts[2]
+            assert value(samples, "gc_seconds_total", generation="2") == pytest.approx(COLLECTIONS.seconds[2])
             for _ in range(5):
                 stream.launch(AFFINE, 4, 256, buffer, 1000, 3, 1)
             await stream.synchronize()

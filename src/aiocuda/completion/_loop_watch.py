@@ -14,6 +14,7 @@ import weakref
 from types import FrameType
 from typing import Final, Protocol
 
+from .._collections import COLLECTIONS
 from .._log import is_heard, log
 
 __all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "running_callback", "sample_at"]
@@ -78,6 +79,9 @@ class LoopWatch:
         if now - expected > LIMIT and expected > self._reported and not self._idle:
             self._reported = now
             callback, line = self._sample or ("unknown", "unknown")
+            collection = COLLECTIONS.longest(expected, now)
+            if collection is not None and collection.seconds > (now - expected) / 2:
+                callback = str(collection)
             log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line)
 
     def rest(self) -> None:

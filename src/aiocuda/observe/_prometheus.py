@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from .._collections import COLLECTIONS
 from .._device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
 from ._metrics import NESTED, TABLES, Metric, Reading, readings
@@ -37,6 +38,10 @@ LAG = Metric(
     "gauge",
     "Time that the event loop took to call a function for this scrape; 1 if it took that long or longer.",
 )
+COLLECTED = Metric(
+    "", "aiocuda_gc_collections", "counter", "Garbage collections of Python while a device was open, by generation."
+)
+COLLECTING = Metric("", "aiocuda_gc_seconds", "counter", "Time that they took. Meanwhile no event loop does anything.")
 
 
 class Source(Protocol):
@@ -108,6 +113,10 @@ class PrometheusCollector(Collector):
         families = self._families()
         for device in self._devices:
             self._read_device(families, device)
+        if any(not device.closed for device in self._devices) and os.getpid() == self._process:
+            for generation, (count, seconds) in enumerate(zip(COLLECTIONS.counts, COLLECTIONS.seconds, strict=True)):
+                _add(families, (COLLECTED, {"generation": str(generation)}, count))
+                _add(families, (COLLECTING, {"generation": str(generation)}, seconds))
         if self._sources and os.getpid() == self._process:
             self._read_sources(families)
         yield from (family for family in families.values() if family.samples)
@@ -162,6 +171,8 @@ class PrometheusCollector(Collector):
         if self._devices:
             _describe(families, INFO, ("device", "name", "driver"))
             _describe(families, UP, ("device",))
+            _describe(families, COLLECTED, ("generation",))
+            _describe(families, COLLECTING, ("generation",))
             for table in ("DeviceStatistics", "MemoryStatistics"):
                 _describe_table(families, table, ("device",))
         if self._sources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -141,6 +142,10 @@ async def count(request: Request) -> Response:
     return JSONResponse({**counts, "streams": request.state.device.statistics().streams, "pid": os.getpid()})
 
 
+async def frozen(request: Request) -> Response:
+    return JSONResponse({"pid": os.getpid(), "frozen": gc.get_freeze_count()})
+
+
 @contextlib.asynccontextmanager
 async def setup(app: Starlette) -> AsyncIterator[dict[str, Any]]:
     async with aiocuda.open_device(driver="host") as device:
@@ -164,6 +169,7 @@ app = Starlette(
         Route("/pool", pool),
         Route("/thread_goes_on", thread_goes_on),
         Route("/count", count),
+        Route("/frozen", frozen),
         Route("/health", health),
     ],
     middleware=[Middleware(CancelOnDisconnect), Middleware(error_responses)],
