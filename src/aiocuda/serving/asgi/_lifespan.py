@@ -70,14 +70,9 @@ def lifespan(
         ``setup`` or its state has the wrong type; the exit code is not from 1 to 255.
     """
     _check_setup(setup)
+    _check_exit_code(exit_on_fault)
     line = SourceLine.of_caller()
     kept_out = frozen if flag(freeze, "freeze") else partial(advised, line)
-    if exit_on_fault is not None:
-        check_integer(exit_on_fault, "exit_on_fault")
-        if not 1 <= exit_on_fault <= 255:
-            raise InvalidArgumentError(
-                f"exit_on_fault is an exit code from 1 to 255, not {exit_on_fault}", argument="exit_on_fault"
-            )
 
     @contextlib.asynccontextmanager
     async def run(app: A) -> AsyncIterator[S]:
@@ -91,6 +86,15 @@ def lifespan(
                     yield state
 
     return run
+
+
+def _check_exit_code(code: int | None) -> None:
+    if code is not None:
+        check_integer(code, "exit_on_fault")
+        if not 1 <= code <= 255:
+            raise InvalidArgumentError(
+                f"exit_on_fault is an exit code from 1 to 255, not {code}", argument="exit_on_fault"
+            )
 
 
 def _check_setup(setup: object) -> None:
