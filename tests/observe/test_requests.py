@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device
+from aiocuda._collections import COLLECTIONS
 from aiocuda.observe import Timeline
 from aiocuda.serving import Batch, BatcherStatistics, DeadlineError, MicroBatcher
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
@@ -399,3 +401,22 @@ async def test_each_blocked_iteration_has_its_own_line(device: Device) -> None:
     data = Page(timeline.to_html()).data
     names = {data["texts"][each[1]] for each in data["slices"] if data["texts"][each[0]] == "blocked"}
     assert any(name.startswith("blocked by blocking (") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_garbage_collection_that_blocks_the_loop_is_named(device: Device) -> None:
+    def collect_slowly(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            blocking(0.1)
+
+    async with Timeline(device) as timeline:
+        gc.callbacks.append(collect_slowly)
+        try:
+            gc.collect(1)
+        finally:
+            gc.callbacks.remove(collect_slowly)
+        await turns(2)
+    assert COLLECTIONS.observers == []
+    longest = max(read(timeline.to_trace()).of("blocked"), key=milliseconds)
+    assert longest["name"].startswith("blocked by garbage collection of generation 1, 1")

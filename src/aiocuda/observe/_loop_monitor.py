@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from .._collections import COLLECTIONS, Collection
 from ..completion._loop_watch import cancel_sample, running_callback, sample_at
 from ._recording import Blocked, LoopRecord, Resume
 
@@ -19,6 +21,8 @@ BLOCKED: Final = 5e-3
 HEARTBEAT: Final = 5e-3
 #: Seconds. A shorter iteration in which only the timer ran is left out.
 IDLE: Final = 1e-4
+#: Collections of one iteration that are looked at: of several, none takes most of the time.
+MOST_INSIDE: Final = 8
 
 
 class LoopMonitor:
@@ -49,6 +53,7 @@ class LoopMonitor:
         self._late: list[tuple[float, float]] = []
         self._thread_id = threading.get_ident()
         self._samples: list[tuple[float, str, str]] = []  # time, callback and line while the timer is late
+        self._collections: list[Collection] = []
         self._resumes: list[Resume] = []
         self._begun: float | None = None
         self._noticed_by_hook = False
@@ -60,6 +65,7 @@ class LoopMonitor:
         """Begin. ``on_beat`` is called with the time whenever the timer runs."""
         self._on_beat = on_beat
         if self._has_timer:
+            COLLECTIONS.observers.append(self._collections.append)
             self._arm(self._now())
 
     def stop(self) -> None:
@@ -67,6 +73,8 @@ class LoopMonitor:
         self._stopped = True
         self._on_beat = None
         cancel_sample(self)
+        with contextlib.suppress(ValueError):  # it was not started, or has been stopped before
+            COLLECTIONS.observers.remove(self._collections.append)
         if asyncio._get_running_loop() is self.loop:
             now = self._now()
             if self._handle is not None:
@@ -102,7 +110,8 @@ class LoopMonitor:
                 blocked[-1] = Blocked(blocked[-1].start, max(blocked[-1].end, end))
             else:
                 blocked.append(Blocked(start, end))
-        return LoopRecord(iterations, _with_lines(blocked, tuple(self._samples)), tuple(self._resumes))
+        found = _with_collections(_with_lines(blocked, tuple(self._samples)), tuple(self._collections))
+        return LoopRecord(iterations, found, tuple(self._resumes))
 
     def sample(self) -> None:
         """Note the callback that blocks the loop now, and its innermost line. Called by the thread that samples."""
@@ -157,5 +166,19 @@ def _with_lines(blocked: Sequence[Blocked], samples: Sequence[tuple[float, str, 
             at += 1
         if at < len(samples) and samples[at][0] <= each.end:
             each = Blocked(each.start, each.end, *samples[at][1:])
+        found.append(each)
+    return tuple(found)
+
+
+def _with_collections(blocked: Sequence[Blocked], collections: Sequence[Collection]) -> tuple[Blocked, ...]:
+    """Return blocked iterations with the garbage collection that took most of the time, in place of its callback."""
+    found, at = [], 0
+    for each in blocked:
+        while at < len(collections) and collections[at].end < each.start:
+            at += 1
+        inside = [one for one in collections[at : at + MOST_INSIDE] if one.start < each.end]
+        longest = max(inside, key=lambda one: one.seconds, default=None)
+        if longest is not None and longest.seconds > (each.end - each.start) / 2:
+            each = Blocked(each.start, each.end, str(longest), str(longest))
         found.append(each)
     return tuple(found)
