@@ -11,7 +11,8 @@ documentation recommends, each in its own process. Ratios can be compared betwee
 ``latency``               rows about one operation
 ``throughput``            rows about many operations
 ``transfers``             rows about bytes
-``services``              rows about services with a model of PyTorch; ``serving_torch``: with batches
+``services``              rows about services with a model of PyTorch; ``serving_torch``: with batches;
+``frozen_service``        over HTTP, with and without frozen objects
 ``coordination``, ``mix``  rows about several streams; the mix of work for pools
 ``setting``               the arguments of a row: the device, the baseline's driver, the iteration meter
 ``turns``                 durations of loop iterations

@@ -254,6 +254,17 @@ _ALL = (
         small={"handlers": 64, "requests": 5, "repeats": 2, "open_seconds": 0.1},
     ),
     Row(
+        name="service_freeze",
+        title="p99 over HTTP, 128 connections, a small model of PyTorch in batches",
+        module="frozen_service",
+        unit="ms",
+        better="lower",
+        baseline="the same service with freeze=False",
+        bounds=(Bound("ratio", at_most=0.35), Bound("p50_ratio", at_most=1.05)),
+        sizes={"connections": 128, "seconds": 4.0, "repeats": 3},
+        small={"connections": 8, "seconds": 0.4, "repeats": 1},
+    ),
+    Row(
         name="cluster_local",
         title="a call with 1 KB to a replica on this machine",
         module="clusters",

@@ -57,7 +57,7 @@ for _row in ROWS.values():  # not in the time of a test
 
 
 #: They start processes of other packages, or kill processes.
-HEAVY = {"cluster_dask", "cluster_losses"}
+HEAVY = {"cluster_dask", "cluster_losses", "service_freeze"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ HEAVY = {"cluster_dask", "cluster_losses"}
 )
 def test_row_measures_on_the_host_driver(name: str) -> None:
     if name in HEAVY:
-        pytest.importorskip("distributed")
+        pytest.importorskip("uvicorn" if name == "service_freeze" else "distributed")
     row = ROWS[name]
     sizes = {key: TINY.get(key, value) for key, value in row.sizes.items()}
     function = getattr(importlib.import_module(f"tests.benchmarks.{row.module}"), row.function or row.name)
