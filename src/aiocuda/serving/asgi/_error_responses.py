@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ..._service_errors import DeadlineError, ReplicaLostError
 from ...errors import DeviceFault
@@ -100,6 +101,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _retry_after(leaves: list[BaseException]) -> int:
-    """Return whole seconds, at least 1. An `OverloadedError` of the application may have no time."""
-    times = [getattr(leaf, "retry_after_s", 1.0) for leaf in leaves if isinstance(leaf, OverloadedError)]
-    return max([1, *(math.ceil(seconds) for seconds in times if math.isfinite(seconds))])
+    """Return whole seconds, at least 1."""
+    return max(_whole_seconds(getattr(leaf, "retry_after_s", None)) for leaf in leaves)
+
+
+def _whole_seconds(seconds: Any) -> int:
+    """Return a time in whole seconds, rounded up, at least 1. An `OverloadedError` of the application may have none."""
+    try:
+        return max(1, math.ceil(float(seconds)))
+    except (TypeError, ValueError, OverflowError):  # None, text, or no finite number
+        return 1
