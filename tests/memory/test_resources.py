@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -199,6 +200,61 @@ async def test_what_is_no_resource_is_refused(device: Device) -> None:
             ScrubbingResource(before, wrong)
     with pytest.raises(InvalidArgumentError, match="scrubs nothing"):
         ScrubbingResource(before, on_free=False)
+
+
+class Wrong:
+    """A resource whose `allocate` returns something else than an address."""
+
+    def __init__(self, upstream: MemoryResource, address: object) -> None:
+        self.upstream = upstream
+        self.address: Any = address
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        return self.address  # type: ignore[no-any-return]
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        raise AssertionError("nothing was allocated")
+
+    def trim(self, keep: int = 0) -> None:
+        self.upstream.trim(keep)
+
+    def release(self, stream: int) -> None:
+        self.upstream.release(stream)
+
+    def __repr__(self) -> str:
+        return "<Wrong>"
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [*((wrong, InvalidTypeError) for wrong in (None, "0x1000", 4096.0, True)), (0, InvalidArgumentError),
+     (-4096, InvalidArgumentError)],
+)  # fmt: skip
+@pytest.mark.parametrize("around", ["none", "limit", "statistics", "tracking"])
+async def test_what_is_no_address_is_refused(address: object, error: type[Exception], around: str) -> None:
+    """The error names the resource, and the device can be closed."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
+            own = device.memory.resource
+            device.memory.use(lambda upstream: ADAPTORS[around](Wrong(upstream, address)))
+            with pytest.raises(error, match=rf"<Wrong>.* returned {re.escape(repr(address))}, which is no address"):
+                stream.empty(4)
+            assert device.memory.statistics().live_bytes == 0
+            device.memory.use(lambda _: own)
+            await stream.fill(stream.empty(4), 1)
+        assert peer.calls["allocate"] == peer.calls["deallocate"] > 0
+
+
+async def test_address_may_be_an_integer_of_numpy(device: Device, stream: Stream) -> None:
+    class OfNumPy(Adaptor):
+        def allocate(self, nbytes: int, stream: int) -> int:
+            return np.int64(self.upstream.allocate(nbytes, stream))  # type: ignore[return-value]
+
+    device.memory.use(OfNumPy)
+    buffer = stream.empty(4)
+    assert type(buffer.address) is int
+    assert (await stream.download(await stream.upload(np.ones(4)))).tolist() == [1.0] * 4
+    buffer.free()
 
 
 # Size classes

@@ -29,7 +29,7 @@ from ._block import Block, DroppedBlock
 from ._buffer import BufferExports, DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
 from ._managed import ManagedPool
-from ._resource import MemoryResource
+from ._resource import MemoryResource, as_address
 from ._supply import AnyResource, Kept, Supply, kept_in
 from ._unified import UnifiedBuffer
 
@@ -143,6 +143,8 @@ class DeviceMemory:
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
             address = supply.allocate_trimmed(nbytes, stream, self.live_bytes, self.device_state.properties.name)
+        if type(address) is not int or address <= 0:
+            address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
         self._count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None

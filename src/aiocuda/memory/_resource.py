@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from .._checks import as_integer
 from ..completion._stream_queue import is_captured
 from ..driver.protocol import Driver
+from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["MemoryResource", "PoolResource", "chain", "is_resource"]
+__all__ = ["MemoryResource", "PoolResource", "as_address", "chain", "is_resource"]
 
 
 @runtime_checkable
@@ -25,8 +27,9 @@ class MemoryResource(Protocol):
     def allocate(self, nbytes: int, stream: int) -> int:
         """Return the address of ``nbytes`` > 0 bytes. Work enqueued on ``stream`` from now on may use them.
 
-        Raise `aiocuda.DeviceOutOfMemory`, with ``requested``, if there is no room. Then caches are trimmed, and the
-        call is repeated once.
+        The address is an int > 0; with any other result the call that needs the memory fails. Raise
+        `aiocuda.DeviceOutOfMemory`, with ``requested``, if there is no room. Then caches are trimmed, and the call is
+        repeated once.
         """
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
@@ -93,6 +96,17 @@ class PoolResource:
 
     def __repr__(self) -> str:
         return f"<PoolResource {self.driver.name}:{self.device}>"
+
+
+def as_address(address: Any, resource: object) -> int:
+    """Return what a resource has allocated as an int. Raise an error that names the resource if it is no address."""
+    rule = f"allocate of {resource!r} returned {address!r}"
+    address = as_integer(address)
+    if isinstance(address, bool) or not isinstance(address, int):
+        raise InvalidTypeError(f"{rule}, which is no address: return an int, or raise DeviceOutOfMemory")
+    if address <= 0:
+        raise InvalidArgumentError(f"{rule}, which is no address of device memory: raise DeviceOutOfMemory")
+    return int(address)
 
 
 def is_resource(thing: object) -> bool:
