@@ -15,11 +15,12 @@ exception becomes the cause of a `DeviceFault`, see `aiocuda.driver.software._wo
 
 from __future__ import annotations
 
+import contextlib
 from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-__all__ = ["LEAVES_LOOP", "call", "failure_of"]
+__all__ = ["LEAVES_LOOP", "add_note", "call", "failure_of"]
 
 T = TypeVar("T")
 
@@ -38,6 +39,13 @@ def failure_of(error: BaseException) -> BaseException:
     failure = RuntimeError(f"a function raised {type(error).__name__}, which {meaning} there")
     failure.__cause__ = error
     return failure
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, unless it has the note: a function may raise the same object again and again."""
+    with contextlib.suppress(TypeError, AttributeError):  # its class refuses notes, as a frozen dataclass does
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def call(function: Callable[..., T], *args: object) -> T:

@@ -458,6 +458,22 @@ async def test_the_close_of_a_source_does_not_end_the_epoch_silently(device: Dev
     assert isinstance(caught.value.__cause__, StopAsyncIteration)
 
 
+async def test_an_iterable_that_raises_one_object_again_and_again(device: Device) -> None:
+    """The object gets its note once."""
+    error = OSError("the network is down")
+
+    class Broken:
+        def __iter__(self) -> Iterator[int]:
+            raise error
+
+    async with DataLoader(device, Broken(), fields=FIELDS, decode=write) as loader:
+        for _ in range(3):
+            with pytest.raises(OSError, match="network"):
+                async for _ in loader:
+                    pass
+    assert error.__notes__ == ["in the source of the loader, at sample 0, counted from 0"]
+
+
 @pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit])
 async def test_whatever_decode_raises_reaches_the_consumer(device: Device, error: type[BaseException]) -> None:
     def decode(sample: Any, out: Any) -> None:

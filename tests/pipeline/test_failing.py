@@ -138,6 +138,38 @@ async def test_a_source_that_raises(device: Device, asynchronous: bool, overlap:
     assert_quiet(pipeline)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_source_that_raises_one_object_again_and_again(device: Device, asynchronous: bool) -> None:
+    """The object gets its note once."""
+    error = OSError("no more")
+
+    def source() -> Iterator[int]:
+        raise error
+        yield 0
+
+    async def coroutine() -> AsyncGenerator[int, None]:
+        for item in source():
+            yield item
+
+    async with Pipeline(device, stages()) as pipeline:
+        for _ in range(3):
+            assert (await collected(pipeline.run(coroutine() if asynchronous else source())))[1] is error
+    assert error.__notes__ == ["in the source of the pipeline, at item 0, counted from 0"]
+
+
+class NotelessError(OSError):
+    add_note = None  # type: ignore[assignment]
+
+
+async def test_a_source_whose_exception_takes_no_notes(device: Device) -> None:
+    def source() -> Iterator[int]:
+        raise NotelessError
+        yield 0
+
+    async with Pipeline(device, stages()) as pipeline:
+        assert isinstance((await collected(pipeline.run(source())))[1], NotelessError)
+
+
 @pytest.mark.parametrize("wrong", [7, "text", [7]])
 async def test_a_stage_that_returns_nothing_to_wait_for(device: Device, wrong: object) -> None:
     pipeline = Pipeline(device, [Stage("odd", lambda slot: wrong)])

@@ -6,12 +6,11 @@ thread, one batch at a time; an asynchronous iterable by a task.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from .._user_code import call, failure_of
+from .._user_code import add_note, call, failure_of
 from ..errors import InvalidTypeError
 from ._order import Order, Permutation, Positions, WindowShuffle
 
@@ -267,5 +266,4 @@ class AsyncReader:
 
 def note_source(error: BaseException, index: int) -> None:
     """Note at an error of a source which sample it was to return."""
-    with contextlib.suppress(TypeError, AttributeError):  # an exception that takes no notes
-        error.add_note(f"in the source of the loader, at sample {index}, counted from 0")
+    add_note(error, f"in the source of the loader, at sample {index}, counted from 0")

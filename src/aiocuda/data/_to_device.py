@@ -17,7 +17,7 @@ from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import end_tasks
 from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP, call, failure_of
+from .._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..errors import (
     BusyError,
     ClosedError,
@@ -396,7 +396,7 @@ class SourcePass:
             pool = resources_of(self._device).pinned_pool
             upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})
         except BaseException as error:
-            error.add_note(f"in batch {number} of the source, counted from 0")
+            add_note(error, f"in batch {number} of the source, counted from 0")
             self._exhausted = True
             self._loading.append(_Loading(number, None, error))
             if isinstance(error, LEAVES_LOOP):

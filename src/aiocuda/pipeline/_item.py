@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from .._device_resources import resources_of
 from .._shutdown import end_tasks
 from .._types import SourceLine
-from .._user_code import LEAVES_LOOP, failure_of
+from .._user_code import LEAVES_LOOP, add_note, failure_of
 from ..completion._gather import gather
 from ..completion._state import DONE
 from ..completion._stream_queue import CLOSED, StreamOperation, StreamQueue, stream_queue
@@ -500,8 +500,7 @@ class PipelineItem:
         note = f"in stage {self._plan.names[position]!r} of item {self.index}, counted from 0"
         if isinstance(error, DeviceFault):  # all unfinished operations fail with it
             note = f"met by item {self.index}, counted from 0; which stage faulted is not known"
-        if note not in getattr(error, "__notes__", ()):  # another branch may have added it
-            error.add_note(note)
+        add_note(error, note)  # once, if another branch has added it
 
     # -- the end -------------------------------------------------------------------------------------------------
 

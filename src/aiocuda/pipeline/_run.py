@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 from .._device_resources import resources_of
 from .._shutdown import finish_shielded
 from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP, call, failure_of
+from .._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ._item import PipelineItem, settle_items
 
@@ -447,4 +447,4 @@ async def _async_items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
 
 
 def _note(error: BaseException, index: int) -> None:
-    error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")
+    add_note(error, f"in the source of the pipeline, at item {index}, counted from 0")
