@@ -28,6 +28,7 @@ distributed = pytest.importorskip("distributed", reason="the engine 'dask' needs
 
 from aiocuda.cluster._dask import DaskEngine  # noqa: E402 - after the check
 from aiocuda.cluster._dask._addresses import check_address  # noqa: E402
+from aiocuda.cluster._dask._dask_workers import workers_of  # noqa: E402
 
 #: Seconds in which a killed worker is noticed: without a probe, which takes 2 s.
 NOTICED = 0.9
@@ -310,6 +311,27 @@ async def test_a_killed_worker_is_noticed_and_served_again(tmp_path: Path, direc
         assert cluster.healthy
         assert cluster.statistics().replicas[0].restarts == 1
         assert cluster.statistics().replicas[0].epoch == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_a_second_cluster_waits_for_a_worker_that_was_lost(tmp_path: Path) -> None:
+    """It does not wait for a nanny that has ended."""
+    async with dask() as client:
+        async with open_cluster("dask", replicas=2, client=client) as cluster:
+            processes = await processes_of(await cluster.spawn(Service, str(tmp_path)))
+        os.kill(processes[0], signal.SIGKILL)
+        while len(await workers_of(client)) == 2:
+            await asyncio.sleep(0)
+        async with open_cluster("dask", replicas=2, client=client) as cluster:
+            after = await processes_of(await cluster.spawn(Service, str(tmp_path)))
+            assert (processes[0] in after, processes[1] in after) == (False, True)
+        await next(nanny for nanny in client.cluster.workers.values() if nanny.pid == processes[1]).close()
+        while len(await workers_of(client)) == 2:
+            await asyncio.sleep(0)
+        opening = open_cluster("dask", replicas=2, client=client)
+        with pytest.raises(InvalidArgumentError, match="replicas=2, but the Dask cluster has 1 running workers"):
+            await quickly(opening.__aenter__())
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ import contextlib
 import distributed
 import psutil
 
-__all__ = ["kill_process", "process_of"]
+__all__ = ["kill_process", "process_of", "starts_workers"]
 
 #: Seconds for a killed process to end.
 END_SECONDS = 5.0
@@ -20,6 +20,11 @@ PAUSE = 0.005
 def process_of(directory: str, dask_worker: distributed.Nanny) -> int | None:
     """Return the process id of the worker with this directory; None if the nanny has another worker, or none yet."""
     return dask_worker.pid if dask_worker.worker_dir == directory else None
+
+
+def starts_workers(dask_worker: distributed.Nanny) -> bool:
+    """Return whether the nanny has a worker, or starts another one after its end."""
+    return dask_worker.status.name not in ("closing_gracefully", "closing", "closed", "failed")
 
 
 async def kill_process(process: int, dask_worker: distributed.Nanny) -> bool:
