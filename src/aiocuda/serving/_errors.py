@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import AiocudaError, QueueFullError
 
@@ -31,10 +31,10 @@ def copy_of(error: BaseException) -> BaseException:
     Each request of a batch gets an object of its own: to raise one object several times would mix the tracebacks.
     """
     try:
-        twin = error.again() if isinstance(error, AiocudaError) else copy.copy(error)
+        twin = error.again() if isinstance(error, AiocudaError) else _made_again(error)
         if type(twin) is not type(error) or twin is error:
             raise TypeError("not a copy")
-        twin.__dict__ = dict(error.__dict__)  # tblib, which Dask installs for all copies, shares it
+        twin.__dict__ = dict(error.__dict__)
         twin.args = error.args  # an `__init__` that formats its argument has formatted the text of the original
         for name in _slots(error):
             setattr(twin, name, getattr(error, name))
@@ -48,8 +48,25 @@ def copy_of(error: BaseException) -> BaseException:
     return twin
 
 
+def _made_again(error: BaseException) -> BaseException:
+    """Return a copy that the class of the exception makes, as `copy.copy` does.
+
+    `copy.copy` looks into the registry of `copyreg` first. There tblib, which Dask imports, registers a function that
+    skips ``__init__``: whether an exception can be copied must not depend on the import of Dask.
+    """
+    own: Callable[[BaseException], BaseException] | None = getattr(type(error), "__copy__", None)
+    if own is not None:
+        return own(error)
+    reduced: Any = error.__reduce_ex__(4)
+    make, arguments, *state = reduced
+    twin: BaseException = make(*arguments)
+    if state and state[0]:
+        twin.__setstate__(state[0])
+    return twin
+
+
 def _slots(error: BaseException) -> Iterator[str]:
-    """Yield the slots of an exception that are set. `copy.copy` copies the ``__dict__`` of an exception only."""
+    """Yield the slots of an exception that are set. A copy of an exception has its ``__dict__`` only."""
     for each in type(error).__mro__:
         slots = each.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
