@@ -431,7 +431,7 @@ class Code(Protocol):
         """
 
     def load(self, device: int, program: Program) -> int:
-        """Load a kernel and return a function handle that stays valid as long as the driver. **May block.**
+        """Load a kernel and return a function handle, valid while the caller holds it. **May block.**
 
         ``cuLibraryLoadData``, ``cuLibraryGetKernel``, ``cuKernelGetFunction``; for `Program.loaded` only the last, and
         the driver then keeps its owner alive. The code is on the device when this returns, so a launch never loads

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,30 @@ def test_scalars_have_the_parameters_type(rig: Rig, code: str, value: Any, kind:
     rig.finish(stream)
     assert seen == [value]
     assert type(seen[0]) is kind
+
+
+def test_function_is_forgotten_with_its_last_handle_and_launcher(rig: Rig) -> None:
+    class Host:
+        def __call__(self) -> None:
+            ran.append(True)
+
+    ran: list[bool] = []
+    host = Host()
+    dropped = weakref.ref(host)
+    stream = rig.stream()
+    function = rig.driver.load(0, Program("k", "", host=host))
+    launch = rig.driver.launcher(stream, function, ONE, ONE, 0)
+    number = int(function)
+    del function, host
+    gc.collect()
+    launch(())
+    rig.finish(stream)
+    assert ran == [True]
+    del launch
+    gc.collect()
+    assert dropped() is None
+    with pytest.raises(StaleHandleError, match=f"{number} is not a function of this driver"):
+        rig.driver.launcher(stream, number, ONE, ONE, 0)
 
 
 def test_empty_buffer_is_an_empty_view(rig: Rig) -> None:

@@ -17,6 +17,15 @@ from ._work import Function, KernelCall, Pointer
 __all__ = ["Code"]
 
 
+class FunctionHandle(int):
+    """A handle of a function, with which the driver forgets the function. Launchers and graphs keep theirs."""
+
+    functions: dict[int, Function]  # of the driver
+
+    def __del__(self) -> None:
+        self.functions.pop(int(self), None)
+
+
 class Code(Core):
     """`aiocuda.driver.protocol.Code` without a GPU."""
 
@@ -45,8 +54,9 @@ class Code(Core):
             )
         function = Function(device, program, program.host)
         with self._lock:
-            handle = next(self._function_handles)
-            self._functions[handle] = function
+            handle = FunctionHandle(next(self._function_handles))
+            handle.functions = self._functions
+            self._functions[int(handle)] = function
         return handle
 
     def argument(self, span: Span) -> object:
