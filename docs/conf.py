@@ -63,6 +63,7 @@ _MADE_BY_OTHERS = {
 }
 
 _ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union
+_UNKNOWN = re.compile(r", \*\*unknown: [\w.~]+")  # refused, with the cure
 _YIELDED = re.compile(r"^[~\w.]+\[")
 
 
@@ -73,7 +74,7 @@ def _signature(
     if what == "class" and (thing.__name__ in _MADE_BY_OTHERS or getattr(thing, "_is_protocol", False)):
         return "", None
     if signature is not None:
-        signature = _ALIAS.sub(r"\1", signature)
+        signature = _UNKNOWN.sub("", _ALIAS.sub(r"\1", signature))
     if returns is None:
         return signature, None
     returns = _ALIAS.sub(r"\1", returns)

@@ -6,13 +6,14 @@ The decorators add nothing that a type checker sees, so a mistake stays an error
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from .errors import InvalidTypeError
+from .errors import InvalidTypeError, UnsupportedError
 
-__all__ = ["keyword_only", "keywords", "lacks", "refuses"]
+__all__ = ["add_reader", "keyword_only", "keywords", "lacks", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -103,17 +104,43 @@ def keyword_only(count: int, cure: str) -> Callable[[Callable[P, R]], Callable[P
     return decorate
 
 
-def keywords(*names: str, cure: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: a keyword argument of another name raises an `InvalidTypeError` with the cure."""
+def keywords(cure: str, /, **cures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
+
+    ``cures`` has the cures of single names, ``cure`` that of all others. A hot path takes ``**unknown`` instead, and
+    raises `unknown_keyword`, which costs no call.
+    """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        code = method.__code__
+        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        called = method.__qualname__.removesuffix(".__init__")
+
         @functools.wraps(method)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in names:
-                    raise InvalidTypeError(f"{method.__qualname__} has no parameter {name!r}: {cure}")
+            if not kwargs.keys() <= names:
+                raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
             return method(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def unknown_keyword(called: str, names: Iterable[str], cure: str, cures: Mapping[str, str]) -> InvalidTypeError:
+    """Return the error for keyword arguments that a method lacks; see `keywords`."""
+    name = min(names, key=lambda each: (each not in cures, each))  # rather one with a cure of its own
+    return InvalidTypeError(f"{called} has no parameter {name!r}: {cures.get(name, cure)}")
+
+
+def add_reader(loop: asyncio.AbstractEventLoop, descriptor: int, callback: Callable[[], object]) -> None:
+    """Do ``loop.add_reader``. A loop that lacks it raises an `UnsupportedError` with the cure."""
+    try:
+        loop.add_reader(descriptor, callback)
+    except NotImplementedError as error:
+        cure = str(error) or "run the program by asyncio.run(main()), or with uvloop"
+        kind = type(loop)
+        raise UnsupportedError(
+            f"the event loop {kind.__module__}.{kind.__qualname__} has no add_reader, by which devices and processes "
+            f"wake it: {cure}"
+        ) from None

@@ -41,7 +41,7 @@ class Cluster(ProcessLocal):
         self._spawned = 0  # for the numbers of the objects
         self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
 
-    @keywords("cls", cure="the arguments of the class follow it, without keywords")
+    @keywords("the arguments of the class follow it, without keywords")
     async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
         """Call ``cls(*args)`` in every replica, and return a handle for calls.
 

@@ -21,10 +21,7 @@ class ReplicaHandle(ProcessLocal):
         self._number = number
         self._name = name
 
-    @keywords(
-        "method", "deadline_s", "retry",
-        cure="call takes deadline_s= and retry=; the arguments of the method follow its name, without keywords",
-    )  # fmt: skip
+    @keywords("call takes deadline_s= and retry=; the arguments of the method follow its name, without keywords")
     async def call(self, method: str, *args: Any, deadline_s: float | None = None, retry: bool = False) -> Any:
         """Run a method in the replica with the least predicted work, and return its result.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._checks import check_integer
 from .._device import Device
 from .._device_resources import resources_of
+from .._mistakes import keywords
 from .._processor import processors
 from .._shutdown import finish_shielded
 from .._types import ProcessLocal, SourceLine
@@ -107,6 +108,17 @@ class DataLoader(ProcessLocal):
         loader outside of ``if __name__ == "__main__":``.
     """
 
+    @keywords(
+        "help(aiocuda.data.DataLoader) lists its parameters",
+        num_workers="use workers=; with executor='process' they are processes",
+        pin_memory="leave it out, because the memory of batches is always pinned",
+        collate_fn="use collate=; or fields= and decode(sample, out), which need no copy",
+        prefetch_factor="use prefetch=, the number of batches in all",
+        persistent_workers="leave it out, because workers live as long as the loader is open",
+        sampler="use shuffle=Shuffle(seed=0) and shard=(rank, world_size)",
+        generator="use shuffle=Shuffle(seed=0)",
+        worker_init_fn="open files and set seeds when the source is first used",
+    )
     def __init__(
         self,
         device: Device,

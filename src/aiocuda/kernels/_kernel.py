@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._checks import is_coroutine_function, is_function
-from .._mistakes import keyword_only, lacks
+from .._mistakes import keyword_only, keywords, lacks
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, argument_count_error, converters
@@ -27,6 +27,7 @@ __all__ = ["Kernel"]
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
+_COMPILED = "Kernel.from_cuda_core(ObjectCode.from_{}(code).get_kernel(name), parameters), with cuda.core's ObjectCode"
 
 
 @lacks(
@@ -86,6 +87,14 @@ class Kernel:
     )
 
     @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
+    @keywords(
+        "Kernel takes a name, source=, host=, host_seconds=, include_dirs= and includes=",
+        ptx=f"compiled code becomes a kernel by {_COMPILED.format('ptx')}",
+        cubin=f"compiled code becomes a kernel by {_COMPILED.format('cubin')}",
+        options="write `#define` into the source; for other options compile by cuda.core's Program and ProgramOptions, "
+        "and use Kernel.from_cuda_core(kernel, parameters)",
+        code="it is called source",
+    )
     def __init__(
         self,
         name: str,
@@ -318,7 +327,8 @@ def _check_name(name: object) -> None:
     if not _IDENTIFIER.fullmatch(name):
         raise InvalidArgumentError(
             f"{name!r} is not a kernel's name: it takes a C++ identifier, without namespaces (they are found in the "
-            f"source) and without template arguments (declare a plain kernel instead)"
+            f"source) and without template arguments (declare a plain kernel instead, or compile the instance with "
+            "cuda.core and use Kernel.from_cuda_core(kernel, parameters))"
         )
 
 

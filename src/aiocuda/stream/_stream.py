@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Never, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from .._event import Event, record_event
 from .._label import check_label, labelled
 from .._log import log
 from .._loop_state import LoopState
-from .._mistakes import lacks
+from .._mistakes import lacks, unknown_keyword
 from .._statistics import StreamStatistics
 from .._types import Priority, ProcessLocal, SourceLine
 from ..completion._operation import Operation
@@ -52,6 +52,15 @@ _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
 
 _CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
+
+_LAUNCH = "launch takes shared_bytes= and label=; the kernel's arguments follow the block, without keywords"
+_LAUNCH_KEYWORDS = {
+    "cluster": "write `__cluster_dims__(x, y, z)` after `__global__` in the kernel's source",
+    "cooperative": "no launch of this library is cooperative. Split the kernel where its blocks wait for each other, "
+    "into two launches of one stream; or launch it by cuda.core, in `stream.submit(function)`",
+    "shared_mem": "it is called shared_bytes",
+    "stream": "the stream is the object whose launch is called, `stream.launch(kernel, grid, block, *arguments)`",
+}
 
 
 @lacks(
@@ -195,7 +204,7 @@ class Stream(ProcessLocal):
 
     def launch(
         self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
-        label: str | None = None,
+        label: str | None = None, **unknown: Never,
     ) -> Operation[None]:  # fmt: skip
         """Run a kernel. ``cuLaunchKernelEx``.
 
@@ -211,7 +220,11 @@ class Stream(ProcessLocal):
             Dynamic shared memory per block.
         label
             The label of this operation, see `aiocuda.label`.
+        **unknown
+            There are none: a keyword of another library raises `InvalidTypeError` with the cure.
         """
+        if unknown:
+            raise unknown_keyword("Stream.launch", unknown, _LAUNCH, _LAUNCH_KEYWORDS)
         launches = self._launches
         if self._hook is not None:
             if label is not None:
