@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -14,19 +15,19 @@ import numpy as np
 from .errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
-    "as_count", "as_integer", "check_callback", "check_integer", "check_seconds", "check_timeout", "flag",
-    "is_coroutine_function", "is_function", "several",
+    "as_count", "as_integer", "check_callback", "check_deadline", "check_integer", "check_seconds", "check_timeout",
+    "flag", "is_coroutine_function", "is_function", "several",
 ]  # fmt: skip
 
 
 def flag(value: object, name: str) -> bool:
-    """Return the truth value of an argument. Raise `InvalidTypeError` if it has none."""
+    """Return the truth value of an argument. Raise `InvalidTypeError` if it has none, and for text: "no" is true."""
     if value is True or value is False:
         return value
-    try:
-        return bool(value)
-    except (TypeError, ValueError):  # for example an array of several items
-        raise InvalidTypeError(f"{name} is True or False, not {value!r}") from None
+    if not isinstance(value, (str, bytes)):
+        with contextlib.suppress(TypeError, ValueError):  # for example of an array of several items
+            return bool(value)
+    raise InvalidTypeError(f"{name} is True or False, not {value!r}")
 
 
 def check_integer(value: object, name: str) -> None:
@@ -67,6 +68,16 @@ def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     """Return a timeout in seconds; None for no limit, which None and infinity mean."""
     seconds = None if value is None else check_seconds(value, name)
     return None if seconds == float("inf") else seconds
+
+
+def check_deadline(deadline_s: float | None) -> float | None:
+    """Return a deadline in seconds from now; None for no deadline, which None and infinity mean.
+
+    A negative one has passed: a program that subtracts times has made no mistake. The caller raises `DeadlineError`.
+    """
+    if isinstance(deadline_s, (int, float)) and deadline_s < 0:
+        return -check_seconds(-deadline_s, "deadline_s")
+    return check_timeout(deadline_s, "deadline_s")
 
 
 def several(things: Any, what: str) -> list[Any]:

@@ -69,7 +69,6 @@ CASES: list[Case] = [
         for name, value, text in (
             ("priority", "urgent", "priority is one of critical, high, normal, low, cleanup, not 'urgent'"),
             ("priority", 1, "priority is one of"),
-            ("deadline_s", -1, "deadline_s is 0 seconds or more, and this is -1"),
             ("deadline_s", float("nan"), "nan"),
             ("item", 9, "an item of weight 9 fits in no batch: max_batch_size is 8"),
             ("item", 0, "the weight of an item is at least 1, not 0"),

@@ -220,7 +220,12 @@ WRONG_CALLS: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] 
     ((7,), {}, InvalidTypeError, "a method is given by its name, not 7"),
     (("_note", "text"), {}, InvalidArgumentError, "'_note' is no public method"),
     (("__init__",), {}, InvalidArgumentError, "'__init__' is no public method"),
-    (("echo", 1), {"deadline_s": -1}, InvalidArgumentError, "deadline_s is 0 seconds or more, and this is -1"),
+    (
+        ("echo", 1),
+        {"deadline_s": -1},
+        DeadlineError,
+        "Service.echo() was not called: its deadline had passed 1 s before",
+    ),
     (("echo", 1), {"deadline_s": float("nan")}, InvalidArgumentError, "nan"),
     (("echo", 1), {"deadline_s": "soon"}, InvalidTypeError, "deadline_s is a number of seconds, not 'soon'"),
     (("echo", 1), {"retry": np.ones(2)}, InvalidTypeError, "retry is True or False"),

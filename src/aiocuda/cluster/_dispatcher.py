@@ -51,11 +51,16 @@ class Dispatcher:
             Of the object, and of its class.
         method, args
         limit
-            Seconds from now, or None.
+            Seconds from now, or None. Negative if the deadline has passed.
         retry
             Send the call to another replica if its replica is lost.
         """
         self.check_open()
+        if limit is not None and limit < 0.0:
+            raise DeadlineError(
+                f"{name}.{method}() was not called: its deadline had passed {-limit:.3g} s before",
+                deadline_s=limit, predicted_s=None,
+            )  # fmt: skip
         data, buffers = self.pack(args, f"the arguments of {method!r}")
         self.calls += 1
         self._idle.clear()

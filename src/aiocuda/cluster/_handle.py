@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._checks import check_timeout, flag
+from .._checks import check_deadline, flag
 from .._mistakes import keywords
 from .._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -39,7 +39,7 @@ class ReplicaHandle(ProcessLocal):
         method
             The name of a public method.
         deadline_s
-            Seconds from the call. None sets no limit.
+            Seconds from the call. None sets no limit. A negative deadline has passed: the method is not called.
         retry
             Send the call to another replica if its replica is lost. The method may then run several times, at most once
             in each epoch of a replica. After the third loss the call raises.
@@ -66,7 +66,7 @@ class ReplicaHandle(ProcessLocal):
             raise InvalidTypeError(f"a method is given by its name, not {method!r}: use call({name!r}, …)")
         if method.startswith("_"):
             raise InvalidArgumentError(f"{method!r} is no public method: names with an underscore cannot be called")
-        limit = check_timeout(deadline_s, "deadline_s")
+        limit = check_deadline(deadline_s)
         return await self._dispatcher.call(self._number, self._name, method, args, limit, flag(retry, "retry"))
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from .._checks import check_deadline
 from .._device import DRAIN_TIMEOUT, Device
 from .._device_resources import resources_of
 from .._fault_watch import FaultWatch
@@ -35,7 +36,7 @@ from ._batch import Batch
 from ._batch_hooks import BatchHooks
 from ._delivery import Delivery
 from ._errors import OverloadedError
-from ._options import BatcherOptions, checked_deadline, checked_rank
+from ._options import BatcherOptions, checked_rank
 from ._places import Places
 from ._request import Request
 from ._request_queue import RequestQueue
@@ -164,7 +165,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         priority
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         deadline_s
-            The caller needs the result within this number of seconds, counted from the call. None sets no limit.
+            The caller needs the result within this number of seconds, counted from the call. None sets no limit. A
+            negative deadline has passed.
 
         Raises
         ------
@@ -205,7 +207,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
 
         Cancelling the future withdraws the request.
         """
-        rank, deadline = checked_rank(priority), checked_deadline(deadline_s)
+        rank, deadline = checked_rank(priority), check_deadline(deadline_s)
         loop = self._check_open()
         self._check_room()
         weight = 1
@@ -264,6 +266,11 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             )  # fmt: skip
 
     def _check_deadline(self, weight: int, rank: int, deadline: float, now: float) -> None:
+        if deadline < 0.0:
+            self._meter.refused += 1
+            raise DeadlineError(
+                f"the deadline had passed {-deadline:.3g} s before the call", deadline_s=deadline, predicted_s=None
+            )
         wait = self._options.batch_wait_timeout_s
         if len(self._queue):
             wait = max(0.0, self._queue.earliest.arrived + wait - now)

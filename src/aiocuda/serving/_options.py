@@ -12,7 +12,7 @@ from .._user_code import call
 from ..coordination._node import PRIORITIES
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["BatcherOptions", "checked_deadline", "checked_rank"]
+__all__ = ["BatcherOptions", "checked_rank"]
 
 #: More batches at a time than this are a mistake: each has a stream.
 MAX_CONCURRENT = 1024
@@ -103,12 +103,6 @@ def checked_rank(priority: Any) -> int:
     if rank is None:
         raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
     return rank
-
-
-def checked_deadline(deadline_s: Any) -> float | None:
-    """Return a deadline in seconds from now; None for no deadline, which None and infinity mean."""
-    seconds = None if deadline_s is None else check_seconds(deadline_s, "deadline_s")
-    return None if seconds == float("inf") else seconds
 
 
 def _checked_buckets(buckets: Any, size: int) -> tuple[int, ...]:

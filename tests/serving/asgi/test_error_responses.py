@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from aiocuda import DeviceFault, InvalidTypeError, QueueFullError
 from aiocuda.cluster import ReplicaLostError
-from aiocuda.serving import DeadlineError, OverloadedError
+from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
 from aiocuda.serving.asgi import error_responses
 from tests.serving.asgi.exchange import Exchange, chunk
 
@@ -86,11 +86,33 @@ async def test_status_of_each_error(
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("seconds", "header"),
-    [(0.001, "1"), (1.0, "1"), (1.001, "2"), (59.5, "60"), (float("inf"), "1"), (float("nan"), "1")],
+    [
+        *[(0.001, "1"), (1.0, "1"), (1.001, "2"), (59.5, "60"), (float("inf"), "1"), (float("nan"), "1")],
+        # Of an application.
+        *[(None, "1"), ("soon", "1"), ("30", "30"), ([], "1"), (-5, "1"), pytest.param(10**400, "1", id="huge")],
+    ],
 )
-async def test_retry_after_is_in_whole_seconds(seconds: float, header: str) -> None:
+async def test_retry_after_is_in_whole_seconds(seconds: Any, header: str) -> None:
     exchange = await Exchange(chunk()).run(pure(OverloadedError("full", retry_after_s=seconds)))
     assert exchange.headers["retry-after"] == header
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("header", "status"), [(b"60", 200), (b"-1", 504), (b"-inf", 504)])
+async def test_deadline_that_has_passed_is_answered_as_a_missed_one(header: bytes, status: int) -> None:
+    async def infer(batch: Batch[int]) -> list[int]:
+        return batch.items
+
+    async def endpoint(request: Request) -> Response:
+        await batcher.submit(1, deadline_s=float(request.headers["x-deadline"]))
+        return PlainTextResponse("done")
+
+    app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(error_responses)])
+    async with MicroBatcher(infer, max_batch_size=4) as batcher:
+        exchange = await Exchange(chunk(), headers=[(b"x-deadline", header)]).run(app)
+    assert exchange.status == status
+    statistics = batcher.statistics()
+    assert (statistics.accepted, statistics.refused) == ((1, 0) if status == 200 else (0, 1))
 
 
 @pytest.mark.asyncio
