@@ -393,6 +393,15 @@ def test_an_error_of_a_check_is_a_finding() -> None:
     assert "aiocuda info" in finding.cure
 
 
+def test_a_check_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(machine: Machine) -> Result:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("aiocuda.cli._doctor._doctor.CHECK_SECONDS", 0.01)
+    assert "no answer within 0.01 s" in asyncio.run(_finding("cache", endless, MACHINE)).detail
+
+
 def test_problems_come_before_facts_and_cures_once() -> None:
     result = Result(["a fact"], [Problem("one", "cure"), Problem("two", "cure")])
     assert Finding.of("name", result) == Finding("name", False, "one; two; a fact", "cure")

@@ -110,32 +110,43 @@ class StreamBarrier(ProcessLocal):
         """
         limit = check_timeout(timeout)
         members = _members(streams)
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self._wait(members, limit)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(
+                f"this party waited for its timeout of {limit:g} s: not all {self._parties} parties of the barrier "
+                "have arrived, or a device has not finished"
+            ) from None
+
+    async def _wait(self, members: list[Stream], limit: float | None) -> float:
         loop = asyncio.get_running_loop()
         if self._broken:
             raise BrokenBarrierError("this barrier is broken: await barrier.reset() once all parties were notified")
         current = self._round_of(loop)
         arrival: asyncio.Future[None] = loop.create_future()
-        async with asyncio.timeout(limit):
-            try:
-                current.check(members)
-                current.arrive(members, arrival)
-            except BaseException as error:
-                self._refuse(error)
-                raise
-            if len(current.arrivals) == self._parties:
-                self._round = _Round()
-                self._release(current)
-            else:
-                self._watch.start()
-            missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
-            try:  # with a timeout, the wait ends even if no party arrives
-                with waiting(missing, arrival, None if limit is None else lambda stuck: True):
-                    await arrival
-            except BaseException:
-                if current is self._round and not loop.is_closed():
-                    self._break(BrokenBarrierError("a party of this barrier left before all had arrived"))
-                raise
-            return await current.seconds()
+        try:
+            current.check(members)
+            current.arrive(members, arrival)
+        except BaseException as error:
+            self._refuse(error)
+            raise
+        if len(current.arrivals) == self._parties:
+            self._round = _Round()
+            self._release(current)
+        else:
+            self._watch.start()
+        missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
+        try:  # with a timeout, the wait ends even if no party arrives
+            with waiting(missing, arrival, None if limit is None else lambda stuck: True):
+                await arrival
+        except BaseException:
+            if current is self._round and not loop.is_closed():
+                self._break(BrokenBarrierError("a party of this barrier left before all had arrived"))
+            raise
+        return await current.seconds()
 
     async def abort(self) -> None:
         """Break the barrier: waiting and later parties get a `BrokenBarrierError`."""

@@ -300,7 +300,7 @@ def _is_held(node: ScheduledNode[Any]) -> bool:
 
 def _still_error(node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> DeadlockError:
     """Return the error of a node that waits for these prerequisites and for nothing else."""
-    names = tuple(other.description or other.name for other in blockers)
+    names = tuple(other.description if other.role == "event" else other.name for other in blockers)
     text = f"{node.name} waits for {', '.join(names)}; everything in the coordinator is blocked"
     return DeadlockError(text, path=(node.name, *names))
 

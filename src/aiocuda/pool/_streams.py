@@ -157,10 +157,15 @@ class StreamPool(ProcessLocal):
         Wait at most ``timeout`` seconds, then raise `TimeoutError`; None or infinity: no limit. Raises the errors of
         `stream`, too, and `DeadlockError` only without a timeout.
         """
-        async with asyncio.timeout(limit := check_timeout(timeout)):
-            return await self._acquire(
-                Request(None, "normal", exclusive=True, needs_idle=True, has_timeout=limit is not None)
-            )
+        limit = check_timeout(timeout)
+        request = Request(None, "normal", exclusive=True, needs_idle=True, has_timeout=limit is not None)
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self._acquire(request)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(f"{self!r} had no idle stream within the timeout of {limit:g} s") from None
 
     async def _acquire(self, request: Request) -> LeasedStream:
         self._check()

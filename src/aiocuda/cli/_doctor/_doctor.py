@@ -50,9 +50,9 @@ async def diagnose(driver: DriverName) -> list[Finding]:
 async def _finding(name: str, check: Callable[[Machine], Awaitable[Result]], machine: Machine) -> Finding:
     """Return the finding of a check. An error of the check is a finding, too, so that the others are still shown."""
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS) as limit:
             result = await check(machine)
     except Exception as error:  # noqa: BLE001 - the finding shows it
-        text = f"this check failed: {type(error).__name__}: {error}"
-        result = Result([], [Problem(text, "report this with the output of `aiocuda info`")])
+        why = f"no answer within {CHECK_SECONDS:g} s" if limit.expired() else f"{type(error).__name__}: {error}"
+        result = Result([], [Problem(f"this check failed: {why}", "report this with the output of `aiocuda info`")])
     return Finding.of(name, result)
