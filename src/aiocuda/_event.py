@@ -211,6 +211,8 @@ class Event(ProcessLocal):
             state = "never recorded"
         else:
             state = self._operation.state
+            if not self._operation.done():
+                state += "; coroutine: .wait()"  # for asyncio.create_task(event), which refuses it
         return f"<Event {'timing ' if self.timing else ''}{state}>"
 
 

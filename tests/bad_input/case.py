@@ -34,7 +34,10 @@ KERNEL = Kernel(
 
 #: Parts of messages that differ between calls or machines: addresses, ids and states of operations, sizes, numbers of
 #: devices.
-_PASSING = re.compile(r"0x[0-9a-f]+|Operation \d+|submitted|\bdone\b|\d+ unfinished|\d+(,\d{3})+|\d+ live|has \d+$")
+_PASSING = re.compile(
+    r"0x[0-9a-f]+|Operation \d+|submitted(; coroutine: .wait\(\))?|\bdone\b|"
+    r"\d+ unfinished|\d+(,\d{3})+|\d+ live|has \d+$"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ async def test_repr_and_properties(stream: Stream, latch: Latch) -> None:
     assert fill.id > hold.id
     assert fill.stream is stream
     assert fill.state == "submitted"
-    assert repr(fill) == f"<Operation {fill.id} fill on left: submitted>"
+    assert repr(fill) == f"<Operation {fill.id} fill on left: submitted; coroutine: .wait()>"
+    assert str(fill) == f"<Operation {fill.id} fill on left: submitted>"
     latch.release()
     await quickly(fill)
     assert fill.state == "done"

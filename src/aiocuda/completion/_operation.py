@@ -18,6 +18,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 _AWAIT = "await it first, and use its result"
 
+_UNFINISHED = frozenset({"queued", "staging", "submitted", "landing"})
+
 
 @lacks(
     cancel="a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
@@ -156,6 +158,10 @@ class Operation(ProcessLocal, Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]: ...
 
     def __repr__(self) -> str:
+        # asyncio.create_task(operation) raises "a coroutine was expected, got <Operation …>".
+        return f"{str(self)[:-1]}; coroutine: .wait()>" if self.state in _UNFINISHED else str(self)
+
+    def __str__(self) -> str:
         label = self.label
         name = self.kind if label is None else f"{self.kind} {shown(label)}"
         return f"<Operation {self.id} {name} on {self.stream_name}: {self.state}>"

@@ -1880,7 +1880,7 @@ class StreamQueue:
                     operation.status = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
                 return False
         except Exception as error:  # noqa: BLE001 - the error of the copy is the operation's
-            operation.fail_in_turn(Poison(error, self.loop, repr(operation)).failure(), error)
+            operation.fail_in_turn(Poison(error, self.loop, str(operation)).failure(), error)
         operation.copy_out = None
         return True
 
@@ -1890,7 +1890,7 @@ class StreamQueue:
         if self.reactor.closed:
             return  # the waiters have been woken
         if error is not None and not operation.is_unwanted:
-            operation.fail_in_turn(Poison(error, self.loop, repr(operation)).failure(), error)
+            operation.fail_in_turn(Poison(error, self.loop, str(operation)).failure(), error)
         self.poll()
         self.reactor.plan(self)
 
@@ -1999,7 +1999,7 @@ class StreamQueue:
     def skip(self, operation: StreamOperation[Any], failure: Failure) -> None:
         """Put an operation that will not run in its place, where it fails in its turn with a `SkippedError`."""
         poison = failure.poison
-        error = SkippedError(f"{operation!r} was not run: {poison.where} failed before it: {poison.error}")
+        error = SkippedError(f"{operation} was not run: {poison.where} failed before it: {poison.error}")
         error.__cause__ = poison.error
         self.place_failed(operation, error, failure)
 
@@ -2048,7 +2048,7 @@ class StreamQueue:
     def name_of(self, operation: StreamOperation[Any]) -> str:
         """Return the name of an operation for errors: of its copy for a chunk, of an earlier operation for a marker."""
         if operation.kind is not INTERNAL:
-            return repr(operation)
+            return str(operation)
         pending = list(self.pending)
         at = pending.index(operation) if operation in pending else len(pending)
         if operation.copy_out is None:
@@ -2056,7 +2056,7 @@ class StreamQueue:
         else:
             others = iter([*pending[at:], *self.host_queue.entries])
         found = next((other for other in others if other.kind is not INTERNAL), None)
-        return f"the work of {self.name}" if found is None else repr(found)
+        return f"the work of {self.name}" if found is None else str(found)
 
     def _return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None:
         """Take an event from an operation. An event that could not be recorded, too: `_record_late` uses another."""
@@ -2073,7 +2073,7 @@ class StreamQueue:
         if not operation.submitted_at and self.pending and self.pending[-1] is operation:
             operation.submitted_at = self._now()
             error = DriverError(
-                f"{operation!r} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
+                f"{operation} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
             )
             self.fail(operation, error)
 

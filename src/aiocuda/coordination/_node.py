@@ -160,7 +160,8 @@ class Node(ProcessLocal, Generic[T_co]):
         return f"{self.kind} {self.id}{description}" + ("" if self.label is None else f" {shown(self.label)}")
 
     def __repr__(self) -> str:
-        return f"<Node {self.name}: {self.state}>"
+        hint = "" if self.done() else "; coroutine: .wait()"  # for asyncio.create_task(node), which refuses it
+        return f"<Node {self.name}: {self.state}{hint}>"
 
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
