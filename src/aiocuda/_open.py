@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import operator
 import os
@@ -18,6 +19,7 @@ from ._checks import check_integer, flag
 from ._device import Device
 from ._device_resources import resources_of
 from ._log import log, prepare
+from ._mistakes import add_reader
 from ._open_devices import OPEN_DEVICES
 from ._types import DeviceProperties, SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
@@ -96,16 +98,16 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
                 raise
 
     port = driver.open_port(wake)
-    descriptor = port.fileno()
-    if descriptor is not None:
-        loop.add_reader(descriptor, look)
-    try:
-        driver.offload(run, port, 0)  # no reactor uses the tag 0
-        await finished
-    finally:
-        if descriptor is not None and not loop.is_closed():
-            loop.remove_reader(descriptor)
-        port.close()
+    with contextlib.closing(port):
+        descriptor = port.fileno()
+        if descriptor is not None:
+            add_reader(loop, descriptor, look)
+        try:
+            driver.offload(run, port, 0)  # no reactor uses the tag 0
+            await finished
+        finally:
+            if descriptor is not None and not loop.is_closed():
+                loop.remove_reader(descriptor)
     (result,) = outcome
     if isinstance(result, BaseException):
         raise result

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, Device, Stream, WrongLoopError
+from aiocuda import ClosedError, Device, Stream, UnsupportedError, WrongLoopError
 from aiocuda._device_resources import resources_of
+from aiocuda.cluster import open_cluster
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, turns, until
 
@@ -400,3 +401,41 @@ def test_forked_child_gets_an_error_and_does_not_hang() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class WithoutReaders(asyncio.SelectorEventLoop):
+    """A loop without `add_reader`, as a program may have written it."""
+
+    def add_reader(self, *arguments: object) -> None:
+        raise NotImplementedError
+
+    def remove_reader(self, *arguments: object) -> bool:
+        raise NotImplementedError
+
+
+def test_loop_without_add_reader_is_refused_with_the_cure() -> None:
+    """When it opens a device, and when it uses a device that another loop has opened. Nothing is left behind."""
+    cure = r"WithoutReaders has no add_reader, .*asyncio\.run\(main\(\)\)"
+    with Peer() as peer:
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match=cure):
+                run(_opened(peer), WithoutReaders)
+        device = run(_opened(peer))
+        ports = peer.calls["open_port"]
+        for _ in range(3):
+            with pytest.raises(UnsupportedError, match=cure):
+                run(chain(device, 1), WithoutReaders)
+        assert peer.calls["open_port"] == ports
+        assert run(chain(device, 20)) == expected(20)
+        run(device.aclose())
+
+
+async def _cluster() -> None:
+    async with open_cluster("local", replicas=1):
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_cluster_in_a_loop_without_add_reader() -> None:
+    with pytest.raises(UnsupportedError, match="WithoutReaders has no add_reader"):
+        run(_cluster(), WithoutReaders)

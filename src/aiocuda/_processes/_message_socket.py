@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._mistakes import add_reader
 from ._messages import HEADER, Buffer, Pipe, message, unpacked
 
 __all__ = ["MessageSocket"]
@@ -59,7 +60,7 @@ class MessageSocket:
         self._large: memoryview | None = None  # of the message that is being received, without its header
         self._filled = 0  # bytes in `_large`
         self._nbytes = 0  # of its pickled object
-        loop.add_reader(pipe.fileno(), self._receive)
+        add_reader(loop, pipe.fileno(), self._receive)
 
     @property
     def closed(self) -> bool:

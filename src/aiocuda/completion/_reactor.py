@@ -17,6 +17,7 @@ from contextvars import Context
 from typing import Any, Self
 
 from .._log import log
+from .._mistakes import add_reader
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Wakes
 from ..driver.protocol import Driver
@@ -260,7 +261,11 @@ class Reactor:
         reactors[weakref.ref(self, reactors.pop)] = None
         descriptor = self._descriptor = self.notifier_pool.port.fileno()
         if descriptor is not None:
-            loop.add_reader(descriptor, self._on_port)
+            try:
+                add_reader(loop, descriptor, self._on_port)
+            except BaseException:
+                self.notifier_pool.give(device_state.driver, device_state.tokens)
+                raise
         else:
             loop.call_soon(self._on_port)  # handles tags for the loop that had this port before
         self.alarm = Alarm(loop, device_state.driver.now, self._alarmed, watches=descriptor is not None)
