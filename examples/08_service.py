@@ -110,4 +110,10 @@ async def main(driver):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="a web application that computes on a GPU, and its clients")
     parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
-    asyncio.run(main(parser.parse_args().driver))
+    driver = parser.parse_args().driver
+    try:
+        asyncio.run(main(driver))
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("httpx", "starlette"):
+            raise
+        raise SystemExit(f"this example needs {missing.name}: pip install starlette httpx") from None

@@ -78,6 +78,25 @@ def output(*command: str) -> str:
     return finished.stdout
 
 
+@pytest.mark.parametrize("missing", ["httpx", "starlette"])
+def test_service_without_a_package_names_the_command(missing: str) -> None:
+    program = f"""
+import runpy, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv = ["08_service.py", "--driver", "host"]
+runpy.run_path("examples/08_service.py", run_name="__main__")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, f"this example needs {missing}: pip install starlette httpx\n")
+
+
 def test_each_example_is_here() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
 
