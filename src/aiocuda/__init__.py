@@ -112,12 +112,23 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         *("pipeline", "pool", "stream"),
     ))  # fmt: skip
 
+    #: Names that programs look for here: the modules that have them.
+    _ELSEWHERE = {
+        **dict.fromkeys(("cluster", "data", "integrations", "serving", "testing"), "aiocuda"),
+        **dict.fromkeys(("DataLoader", "Shuffle", "sync_loader", "to_device"), "aiocuda.data"),
+        **dict.fromkeys(("MicroBatcher", "OverloadedError", "DeadlineError"), "aiocuda.serving"),
+        **dict.fromkeys(("ReplicaLostError", "open_cluster"), "aiocuda.cluster"),
+        **dict.fromkeys(("cuda_core", "cupy", "numba", "torch"), "aiocuda.integrations"),
+        **dict.fromkeys(("StreamProfiler", "Timeline"), "aiocuda.observe"),
+    }
+
     def __getattr__(name: str) -> object:
         """Import a public name, or a subpackage, when it is first used."""
         if name in _PACKAGES:
             return importlib.import_module(f".{name}", __name__)
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            cure = f": `from {_ELSEWHERE[name]} import {name}`" if name in _ELSEWHERE else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{cure}")
         module = _MODULES.get(name, ".errors")
         value = getattr(importlib.import_module(module, __name__), name)
         if module != ".errors":

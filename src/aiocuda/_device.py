@@ -60,6 +60,7 @@ _UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
     to_device=_UPLOAD,
     empty="stream.empty(shape, dtype) makes a buffer",
     allocate="stream.empty(shape, dtype) makes a buffer",
+    event="stream.record() returns an event, and aiocuda.EventPool lends events to record later",
     mem_info="device.memory.statistics() has the figures",
     close="`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
 )

@@ -164,9 +164,38 @@ async def unordered(device: aiocuda.Device, stream: Stream) -> None:
         other.fill(buffer, 2)
 
 
+async def task_of_an_operation(device: aiocuda.Device, stream: Stream) -> None:
+    await asyncio.create_task(stream.synchronize())
+
+
+async def name_of_a_subpackage(device: aiocuda.Device, stream: Stream) -> None:
+    getattr(aiocuda, "DataLoader")  # noqa: B009 - a type checker reports it
+
+
+async def keyword_of_another_library(device: aiocuda.Device, stream: Stream) -> None:
+    aiocuda.Kernel("k", source="", options=[])  # type: ignore[call-arg]
+
+
+class WithoutReaders(asyncio.SelectorEventLoop):
+    def add_reader(self, *arguments: object) -> None:
+        raise NotImplementedError
+
+
+async def loop_without_readers(device: aiocuda.Device, stream: Stream) -> None:
+    async def open_device() -> None:
+        await aiocuda.open_device(driver="host")
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=WithoutReaders) as runner:
+            runner.run(open_device())
+
+    await asyncio.to_thread(run)
+
+
 PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
+    *(task_of_an_operation, name_of_a_subpackage, keyword_of_another_library, loop_without_readers),
 ]
 
 
@@ -179,7 +208,7 @@ async def messages_of(program: Callable[[aiocuda.Device, Stream], Awaitable[None
             async with aiocuda.open_device(driver=driver, check=True) as device:
                 async with device.stream() as stream:
                     await program(device, stream)
-        except aiocuda.AiocudaError as error:
+        except (aiocuda.AiocudaError, AttributeError, TypeError) as error:
             found.append(f"{type(error).__name__}: {error}")
         finally:
             driver.close()
@@ -208,6 +237,6 @@ def test_messages_of_other_machines_are_in_the_source() -> None:
 
 
 def test_each_class_exists() -> None:
-    public = {*dir(aiocuda), *dir(aiocuda.serving), "ResourceWarning", "RuntimeWarning"}
+    public = {*dir(aiocuda), *dir(aiocuda.serving), "AttributeError", "ResourceWarning", "RuntimeWarning", "TypeError"}
     public |= {"PytestUnraisableExceptionWarning"}  # pytest's
     assert {name for name, _ in SYMPTOMS} - public == set()

@@ -34,6 +34,9 @@ _SCOPE = re.compile(r"\bnamespace\b(?P<names>[^;{}()=]*)\{|(?P<brace>[{}])")
 _ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 _TOKEN = re.compile(r"(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*|\.\.\.|\S")
 
+#: One line without a parenthesis, which every kernel has, that ends like the name of a file.
+_PATH = re.compile(r"[^\n(]{1,4096}\.(?:cu|cuh|c|cc|cpp|cxx|h|hh|hpp|inl)")
+
 # Directives that open no file.
 _CLOSED_DIRECTIVES = frozenset(
     {"", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"}
@@ -51,10 +54,12 @@ def read_source(source: str | bytes) -> str:
     InvalidTypeError
         The source is neither str nor bytes.
     InvalidArgumentError
-        The source has a NUL, has more than 16 MiB, or is not valid UTF-8.
+        The source has a NUL, has more than 16 MiB, is not valid UTF-8, or is the path of a file.
     """
     if not isinstance(source, str | bytes):
-        raise InvalidTypeError(f"source must be str or bytes, not {type(source).__name__}: read the file first")
+        raise InvalidTypeError(
+            f"source must be str or bytes, not {type(source).__name__}: read the file first, source=path.read_text()"
+        )
     try:
         encoded = source.encode() if isinstance(source, str) else bytes(source)
         text = encoded.decode()
@@ -68,6 +73,8 @@ def read_source(source: str | bytes) -> str:
         )
     if "\0" in text:
         raise InvalidArgumentError(f"source has a NUL character at position {text.index(chr(0))}")
+    if _PATH.fullmatch(text):
+        raise InvalidArgumentError(f"source is {text!r}, a path: read the file, source=Path({text!r}).read_text()")
     return text
 
 
@@ -106,7 +113,8 @@ def find_kernel(text: str, name: str) -> tuple[str, Signature]:
             continue
         if re.search(r"\btemplate\b", head):
             raise UnsupportedError(
-                f"kernel {name!r} is a template: declare a plain __global__ function that does the same, and name that"
+                f"kernel {name!r} is a template: declare a plain __global__ function that does the same, and name "
+                f"that; or compile '{name}<float>' with cuda.core, and use Kernel.from_cuda_core(kernel, parameters)"
             )
         signature = Signature(name, _parameters(name, code, match.end()))
         qualified = "::".join([*_namespaces(code, statement.start()), name])
@@ -238,8 +246,10 @@ def _unsupported(kernel: str, index: int, text: str) -> UnsupportedError:
     return UnsupportedError(
         f"parameter {index + 1} of kernel {kernel!r}, `{text}`, has a type that cannot be passed. Supported are bool, "
         f"char, short, int, long, long long and their unsigned forms, size_t, (u)intN_t, float, double and __half by "
-        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types. A typedef or a "
-        "macro is not looked up: write the type itself",
+        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types. A structure is "
+        "passed by its address: declare `const void*` and cast it in the kernel, or compile a kernel with `const S*` "
+        "with cuda.core and use Kernel.from_cuda_core(kernel, 'const void* s, int n'). A typedef or a macro is not "
+        "looked up: write the type itself",
         kernel=kernel,
         index=index,
     )
