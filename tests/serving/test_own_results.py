@@ -313,6 +313,26 @@ async def test_buffer_without_a_shape_after_its_memory_was_replaced(device: Devi
     assert len({x.address for x in kept}) == 3
 
 
+async def test_buffer_that_is_held_after_a_request_of_another_form(device: Device) -> None:
+    """The slot no longer remembers the request: the reference of the program does not count as its own."""
+    kept: list[Any] = []
+
+    async def infer(batch: Batch[int]) -> Any:
+        assert batch.slot is not None
+        assert batch.stream is not None
+        x = batch.slot.buffer("x", (4,) if batch.number < 2 else [4])  # the slot remembers immutable shapes alone
+        await batch.stream.fill(x, batch.number)
+        if batch.number == 2:
+            kept.append(x)
+        return batch.items
+
+    async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher, device.stream() as stream:
+        for number in range(4):
+            await quickly(batcher.submit(number))
+        assert (await stream.download(kept[0])).tolist() == [2.0] * 4
+        assert batcher.statistics().blocks_replaced == 1
+
+
 async def test_buffer_that_changes_its_shape_is_let_go_of_at_once(device: Device) -> None:
     async def infer(batch: Batch[int]) -> Any:
         assert batch.slot is not None

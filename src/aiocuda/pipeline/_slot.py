@@ -224,9 +224,7 @@ class Slot(ProcessLocal):
             # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
             found = buffers[name] = allocate(self.stream, extents, kind)
             memory.note_block(self.stream.device)
-        memory.requests.pop(name, None)
-        if _is_immutable(shape, dtype):
-            memory.requests[name] = shape, dtype, found
+        memory.note_request(name, (shape, dtype, found) if _is_immutable(shape, dtype) else None)
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:

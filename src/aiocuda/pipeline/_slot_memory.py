@@ -86,6 +86,13 @@ class SlotMemory:
         self._device = device
         self._note_change()
 
+    def note_request(self, name: str, request: tuple[object, object, DeviceBuffer] | None) -> None:
+        """Note the last request for a buffer; None if its shape or dtype may change."""
+        if request is not None:
+            self.requests[name] = request
+        elif self.requests.pop(name, None) is not None:
+            self._note_change()  # else a reference of the program would count as that of the request
+
     def _note_change(self) -> None:
         self.owners, self.own = [], [-1]  # they differ, so that `renew` finds the owners
 
