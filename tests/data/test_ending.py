@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -227,3 +228,34 @@ async def test_to_device_cannot_be_used_after_its_end(device: Device) -> None:
             pass
     with pytest.raises(StopAsyncIteration):
         await anext(iteration)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+@pytest.mark.parametrize("kind", ["DataLoader", "to_device"])
+async def test_end_while_an_eager_task_reads_the_source(device: Device, kind: str) -> None:
+    """The reads of the first samples end at once: the read that waits was begun inside of them."""
+    waits, closed = asyncio.Event(), asyncio.Event()
+
+    async def source() -> AsyncIterator[dict[str, Any]]:
+        try:
+            for number in range(2):
+                yield {"x": np.full(4, number, np.float32)}
+            waits.set()
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        loader: Any = to_device(source(), device) if kind == "to_device" else DataLoader(device, source())
+        async with loader:
+            assert (await quickly(anext(aiter(loader)))).number == 0
+            await quickly(waits.wait())
+            tasks = asyncio.all_tasks()
+        assert closed.is_set()
+        await turns(2)
+        assert len(asyncio.all_tasks()) == 1 < len(tasks)
+    finally:
+        loop.set_task_factory(before)

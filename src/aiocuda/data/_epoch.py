@@ -189,7 +189,9 @@ class EpochRun:
                 self._resources.read(self._feed, self._read)
             else:
                 self._reading = True
-                self._read_task = asyncio.get_running_loop().create_task(self._await_source(self._feed))
+                reading = asyncio.get_running_loop().create_task(self._await_source(self._feed))
+                if not reading.done():  # an eager task that has ended may have begun the next one
+                    self._read_task = reading
 
     @property
     def _has_room(self) -> bool:

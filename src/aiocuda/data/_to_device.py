@@ -355,7 +355,9 @@ class SourcePass:
             return
         self._is_reading = True
         if isinstance(self._reader, AsyncReader):
-            self._read_task = asyncio.get_running_loop().create_task(self._await_source(self._reader))
+            reading = asyncio.get_running_loop().create_task(self._await_source(self._reader))
+            if not reading.done():  # an eager task that has ended may have begun the next one
+                self._read_task = reading
             return
         if self._threads is None:
             jobs = resources_of(self._device).open_reactor().jobs
