@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from aiocuda import ClosedError, Device, WrongLoopError
+from aiocuda import BusyError, ClosedError, Device, WrongLoopError
 from aiocuda.data import DataLoader, to_device
 from tests.helpers import PATIENCE, in_thread, quickly, turns, until
 
@@ -259,3 +259,43 @@ async def test_end_while_an_eager_task_reads_the_source(device: Device, kind: st
         assert len(asyncio.all_tasks()) == 1 < len(tasks)
     finally:
         loop.set_task_factory(before)
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "to_device"])
+@pytest.mark.parametrize("where", ["in a read", "in a read that is cancelled", "at its end"])
+async def test_source_that_closes_its_loader_is_refused(device: Device, kind: str, where: str) -> None:
+    """The end would wait for the source, which waits for the end."""
+    refused: list[BusyError] = []
+    waits = asyncio.Event()
+
+    async def close() -> None:
+        with pytest.raises(BusyError, match="close it outside of its source") as caught:
+            await loader.aclose()
+        refused.append(caught.value)
+
+    async def source() -> AsyncIterator[dict[str, Any]]:
+        try:
+            for number in range(9):
+                if number == 1 and where == "in a read":
+                    await close()
+                if number == 1 and where == "in a read that is cancelled":
+                    waits.set()
+                    await asyncio.Event().wait()
+                yield {"x": np.full(4, number, np.float32)}
+        finally:
+            if where != "in a read":
+                await close()
+
+    loader: Any = to_device(source(), device) if kind == "to_device" else DataLoader(device, source())
+    before = device.statistics().streams
+    async with loader:
+        batches = aiter(loader)
+        assert (await quickly(anext(batches))).number == 0
+        if where == "in a read":
+            assert (await quickly(anext(batches))).number == 1
+        elif where == "in a read that is cancelled":
+            await quickly(waits.wait())
+        ending = asyncio.ensure_future(loader.aclose())
+        await quickly(asyncio.shield(ending))
+    assert len(refused) == 1
+    assert device.statistics().streams == before

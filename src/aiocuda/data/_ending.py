@@ -9,8 +9,10 @@ from typing import Any
 from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import finish_shielded
+from ..errors import BusyError
+from ._sources import AsyncReader
 
-__all__ = ["Ending", "check_loop"]
+__all__ = ["Ending", "check_caller", "check_loop"]
 
 
 def check_loop(
@@ -22,6 +24,12 @@ def check_loop(
         return running
     cure = "close it there, and make a loader in each loop"
     raise resources_of(device).device_state.wrong_loop(loop, repr(loader), cure)
+
+
+def check_caller(reader: object) -> None:
+    """Raise if the code of an asynchronous source has called. The end waits for it."""
+    if isinstance(reader, AsyncReader) and reader.runs_here:
+        raise BusyError("a loader waits for its source when it closes: close it outside of its source")
 
 
 class Ending:

@@ -12,6 +12,7 @@ from .._shutdown import end_tasks
 from .._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
 from ._collate import collated
+from ._ending import check_caller
 from ._errors import WorkerLostError, too_many_fatal_samples
 from ._job import BatchJob
 from ._order import Order
@@ -385,6 +386,10 @@ class EpochRun:
             self._resources.slots.give_back(batch.job.slot)
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    def check_caller(self) -> None:
+        """Raise if the source has called."""
+        check_caller(self._feed)
 
     async def close(self, seconds: float | None) -> bool:
         """End the epoch. Return False if a function of the program does not return within ``seconds``."""

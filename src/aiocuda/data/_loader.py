@@ -158,6 +158,7 @@ class DataLoader(ProcessLocal):
         self._is_opening = False
         self._ending = Ending()
         self._run: EpochRun | None = None
+        self._newest_run: EpochRun | None = None  # also when its end has begun
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
         self._batches: EpochBatches | None = None  # the iterator of the run
         self._delivery = Delivery(device)
@@ -239,7 +240,7 @@ class DataLoader(ProcessLocal):
     def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
         batches.has_begun = True
         order, ahead = self._progress.begin(batches.number)
-        self._run = EpochRun(resources, order, ahead)
+        self._run = self._newest_run = EpochRun(resources, order, ahead)
         self._batches = batches
         self._meter.begin()
 
@@ -358,11 +359,18 @@ class DataLoader(ProcessLocal):
         """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent.
 
         A second call waits until the first one has ended.
+
+        Raises
+        ------
+        BusyError
+            An asynchronous source has called it, which would wait for itself.
         """
         await self._close(at_once=False)
 
     async def _close(self, *, at_once: bool) -> None:
         self._loop = check_loop(self, self._loop, self.device)
+        if self._newest_run is not None:
+            self._newest_run.check_caller()
         self._closed = True
         resources = self._resources
         if resources is None:  # it was never opened, or its end is over
@@ -381,7 +389,7 @@ class DataLoader(ProcessLocal):
                 await resources.close()
             finally:
                 self._restarts += resources.restarts
-                self._resources = None
+                self._resources = self._newest_run = None
 
     def __iter__(self) -> NoReturn:
         raise InvalidTypeError(

@@ -6,6 +6,7 @@ thread, one batch at a time; an asynchronous iterable by a task.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -226,14 +227,21 @@ class AsyncReader:
         self._index = 0
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
+        self._task: asyncio.Task[Any] | None = None  # that runs the code of the source
 
     @property
     def has_own_iterator(self) -> bool:
         """True if the source has returned an iterator other than itself: another reader begins at its start."""
         return self._iterator is not None and self._iterator is not self._source
 
+    @property
+    def runs_here(self) -> bool:
+        """True if the running task runs the code of the source."""
+        return self._task is not None and self._task is asyncio.current_task()
+
     async def read(self) -> BatchPlan | None:
         """Return the next batch; None after the last one."""
+        self._task = asyncio.current_task()
         try:
             while not self._plans and not self._ended:
                 if self._iterator is None:
@@ -250,6 +258,8 @@ class AsyncReader:
             self._ended = True
             note_source(error, self._index)
             raise
+        finally:
+            self._task = None
         return self._plans.popleft() if self._plans else None
 
     async def aclose(self) -> None:
@@ -258,10 +268,13 @@ class AsyncReader:
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "aclose", None)
         if close is not None:
+            self._task = asyncio.current_task()
             try:
                 await close()
             except StopAsyncIteration as error:
                 raise failure_of(error) from error
+            finally:
+                self._task = None
 
 
 def note_source(error: BaseException, index: int) -> None:

@@ -33,7 +33,7 @@ from ..stream._stream import owned
 from ._batch import Batch
 from ._collate import parts_of
 from ._delivery import Delivery
-from ._ending import Ending, check_loop
+from ._ending import Ending, check_caller, check_loop
 from ._order import Order
 from ._sources import AsyncReader, BatchPlan, SourceKind, StreamReader, kind_of
 from ._threads import LoaderThreads
@@ -216,8 +216,15 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
         """End the thread and the uploads, and close the streams. The batch in hand is freed. Idempotent.
 
         A second call waits until the first one has ended.
+
+        Raises
+        ------
+        BusyError
+            An asynchronous source has called it, which would wait for itself.
         """
         self._loop = check_loop(self, self._loop, self.device)
+        if self._pass is not None:
+            self._pass.check_caller()
         self._closed = True
         try:
             self._delivery.release()
@@ -416,6 +423,10 @@ class SourcePass:
         return self._streams[number % len(self._streams)]
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    def check_caller(self) -> None:
+        """Raise if the source has called."""
+        check_caller(self._reader)
 
     async def aclose(self) -> None:
         """End the reading and the uploads, and close the streams. A task that waits for a batch gets an error."""
