@@ -14,6 +14,7 @@ from . import (
     cluster_loss,
     completion,
     coordination,
+    even_latencies,
     fault,
     hardware_queues,
     latency,
@@ -54,6 +55,7 @@ PICTURES: Final = {
     "hardware-queues": Picture(hardware_queues.draw, is_fixed=True),
     "completion": Picture(completion.draw, is_fixed=True),
     "latency-against-load": Picture(latency.draw, is_fixed=True),
+    "even-latencies": Picture(even_latencies.draw, is_fixed=True),
     "loaders": Picture(loaders.draw, is_fixed=True),
     "layers": Picture(layers.draw, is_fixed=True),
 }
