@@ -85,7 +85,7 @@ class EndedRequest:
     waited_s
         The seconds from the call of ``submit`` until its batch was formed; None if it was in none.
     batch
-        The number of the batch whose function has got it, or None.
+        The number of its batch; None if no batch has got it.
     """
 
     batcher: int

@@ -202,11 +202,12 @@ class CycleError(AiocudaError, RuntimeError):
 
 
 class DeadlockError(AiocudaError, RuntimeError):
-    """This wait can never end: the tasks wait for each other. Or it has not ended within a ``deadlock_timeout``.
+    """A wait that can never end, because tasks wait for each other; or one that exceeds a ``deadlock_timeout``.
 
     An example is a pool with all streams leased by waiting tasks. The last task that began to wait gets this error; the
-    others go on when it returns the leases that it holds. What may only be late, such as a missing party of a barrier,
-    gets it only from an `AsyncCoordinator` with a ``deadlock_timeout``.
+    others go on when it returns the leases that it holds. A wait for what may only be late, such as a missing party of a
+    barrier, fails only in an `AsyncCoordinator` with a ``deadlock_timeout``. A coordinator that closes also fails the
+    operations that wait for a block that no task has entered.
     """
 
     path: tuple[str, ...]  #: the waits, as text: each task, what it waits for, and which task holds it

@@ -141,8 +141,7 @@ class _Probe:
         self.ended = False
         self._seen = 0
         self._in_flight: dict[int, None] = {}  # ids of operations
-        #: The newest operation, and what is known about it. None for one whose result the host needs: the probe would
-        #: hold that result.
+        #: The newest operation. None if the host needs its result: the probe would hold that result.
         self._last: StreamOperation[Any] | None = None
         self._last_is_staged = False
         self._staged = 0  # the id of the newest copy with chunks

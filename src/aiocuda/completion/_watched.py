@@ -103,7 +103,7 @@ class WatchedQueue(Protocol):
 
 
 class SettledOperation(NamedTuple):
-    """What remains of an operation that the device has finished with: not its result."""
+    """The id, context and label of an operation that the device has finished. Holds no result."""
 
     id: int
     context: Context

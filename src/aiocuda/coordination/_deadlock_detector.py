@@ -82,7 +82,7 @@ class DeadlockDetector:
         self._timer: asyncio.TimerHandle | None = None
         self._still_since = 0.0  # the loop's time
         self._counts = (0, 0)  # registrations, and submissions and ends of nodes, at `_still_since`
-        self._told = False  # True if the log has what was blocked at `_still_since`
+        self._told = False  # True if the event for this `_still_since` was logged
         #: The ids of the blocked nodes that were logged last.
         self._logged: frozenset[int] = frozenset()
         self.found = 0
@@ -231,7 +231,7 @@ class DeadlockDetector:
     def _find_blocked(self) -> tuple[list[ScheduledNode[Any]], list[Wait]]:
         """Return the nodes that only a task can unblock; if these are open brackets, also the waits of all such tasks.
 
-        A bracket is blocked if its task waits for something that no other task will end, as far as the library knows.
+        A bracket is blocked if its task waits in a call of the library, and no other task is known to end this wait.
         If the task of one bracket is at work, nothing counts as blocked.
         """
         scheduler = self._scheduler

@@ -46,7 +46,7 @@ class Ending:
         return self._task is not None
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work``, or wait until it has ended. A cancellation meanwhile is raised afterwards."""
+        """Run ``work``, or wait until it has ended. A cancellation during the wait is raised afterwards."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(work())
             await finish_shielded(self._task)

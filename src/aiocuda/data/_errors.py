@@ -23,7 +23,7 @@ class WorkerLostError(AiocudaError, RuntimeError):
 
 
 def no_restart_left(how: str, index: int | None, exit_code: int | None, cure: str = _LOOK) -> WorkerLostError:
-    """Return the error for a process that has ended, and in whose place none may be started."""
+    """Return the error for a process that has ended and may not be replaced."""
     return WorkerLostError(
         f"a worker process of the loader {how}, and restarts= allows no more processes in its place: {cure}",
         index=index,

@@ -315,7 +315,7 @@ class ProcessDecoders:
         self._fail(place, error)
 
     async def _end(self, place: _Place) -> int | None:
-        """End a process, and return its exit code. From then on it does not write to the shared memory."""
+        """End a process, and return its exit code. Afterwards it does not write to the shared memory."""
         worker = place.worker
         assert worker is not None
         worker.kill()
@@ -343,7 +343,7 @@ class ProcessDecoders:
         return True
 
     def _end_request(self, place: _Place, why: _Why, row: int | None, exit_code: int | None) -> bool:
-        """Decide on the rows of a process that has ended. Return True if its successor counts as a restart at once."""
+        """Decide on the rows of a process that has ended. Return True if its successor counts as a restart now."""
         job = place.job
         if job is None:
             return True
@@ -377,7 +377,7 @@ class ProcessDecoders:
             self._use_free(len(others))
 
     def _leave(self, place: _Place, job: BatchJob) -> None:
-        """Decode the rows of a place no more: their batch is not wanted."""
+        """Withdraw the rows of a place: their batch is not wanted."""
         place.job = None
         job.put_back(place.rows)
         self._done(job)

@@ -98,7 +98,7 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
     """The batches of another loader on a device. Made by `to_device`.
 
     Each ``async for`` iterates the source from its start, and ends the one that is still running. A source that is an
-    iterator has one start only: after ``break``, the next ``async for`` goes on behind the last delivered batch, and
+    iterator has one start only: after ``break``, the next ``async for`` goes on after the last delivered batch, and
     after its end the next one raises `InvalidArgumentError`. ``anext(batches)`` is the next batch of the iteration that
     is running; if there is none, it begins one, and the next ``async for`` goes on with it.
 

@@ -83,7 +83,7 @@ class ResultCopies:
         Raises
         ------
         UnsupportedError
-            A part in device memory belongs to a library whose arrays cannot be copied here.
+            A part in device memory belongs to another library, and cannot be copied here.
         """
         found = False
         seen: set[int] = set()

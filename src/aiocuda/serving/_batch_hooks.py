@@ -12,7 +12,7 @@ from .._device import Device
 from .._device_resources import resources_of
 from .._instrument import EndedRequest, StartedBatch
 from ._batch import Batch
-from ._request import Heard, Request
+from ._request import Request, RequestRecord
 
 __all__ = ["BatchHooks", "End"]
 
@@ -42,18 +42,18 @@ class BatchHooks:
         self._number = next(_NUMBERS)
 
     def submitted(self, request: Request) -> None:
-        """Keep what listeners are told of a new request, if one has a hook. Called in the task of its caller."""
+        """Begin the record of a new request, if a listener has a hook. Called in the task of its caller."""
         listeners = self._device_state.listeners
         if listeners is not None and (listeners.batch or listeners.outcome):
-            request.heard = Heard()
+            request.record = RequestRecord()
 
     def formed(self, requests: Sequence[Request], now: float) -> None:
         """Note that a batch was formed."""
         if self._device_state.listeners is None:
             return
         for request in requests:
-            if request.heard is not None:
-                request.heard.waited = now - request.arrived
+            if request.record is not None:
+                request.record.waited = now - request.arrived
 
     def begin(self, batch: Batch[Any], requests: Sequence[Request], now: float) -> list[End]:
         """Call the hooks before the function of a batch. Return what to call at its end."""
@@ -61,8 +61,8 @@ class BatchHooks:
         if listeners is None:
             return []
         for request in requests:
-            if request.heard is not None:
-                request.heard.batch = batch.number
+            if request.record is not None:
+                request.record.batch = batch.number
         if not listeners.batch:
             return []
         started = StartedBatch(
@@ -70,7 +70,7 @@ class BatchHooks:
             number=batch.number,
             size=batch.size,
             weight=batch.weight,
-            contexts=[None if request.heard is None else request.heard.context for request in requests],
+            contexts=[None if request.record is None else request.record.context for request in requests],
             waited_s=[now - request.arrived for request in requests],
             batcher=self._number,
         )
@@ -93,7 +93,7 @@ class BatchHooks:
             except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._remove(listener, error)
 
-    def ended(self, request: Request, heard: Heard, *, cancelled: bool, now: float) -> None:
+    def ended(self, request: Request, record: RequestRecord, *, cancelled: bool, now: float) -> None:
         """Call the hooks for a request that has its outcome."""
         listeners = self._device_state.listeners
         if listeners is None or not listeners.outcome:
@@ -103,10 +103,10 @@ class BatchHooks:
             function=self._function,
             number=request.id,
             label=request.label,
-            outcome="cancelled" if cancelled else heard.outcome,
+            outcome="cancelled" if cancelled else record.outcome,
             seconds=now - request.arrived,
-            waited_s=heard.waited,
-            batch=heard.batch,
+            waited_s=record.waited,
+            batch=record.batch,
         )
         for listener, hook in listeners.outcome:
             try:

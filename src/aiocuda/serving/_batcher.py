@@ -85,7 +85,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     ----------
     function
         A coroutine function. It gets an `aiocuda.serving.Batch` and returns a sequence with one result, or one
-        exception, for each item. What a result shares with the slot's memory is copied. The function runs with the
+        exception, for each item. Parts of a result in the slot's memory are copied. The function runs with the
         context variables of the task that has entered the batcher; its operations have the labels of the requests (see
         `aiocuda.label`), joined by commas.
     max_batch_size
@@ -299,9 +299,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if future.cancelled():
             self._meter.cancelled += 1
             self._queue.remove(request)
-        heard = request.heard
-        if heard is not None and self._hooks is not None and self._loop is not None:
-            self._hooks.ended(request, heard, cancelled=future.cancelled(), now=self._loop.time())
+        record = request.record
+        if record is not None and self._hooks is not None and self._loop is not None:
+            self._hooks.ended(request, record, cancelled=future.cancelled(), now=self._loop.time())
 
     # -- batches -------------------------------------------------------------------------------------------------
 

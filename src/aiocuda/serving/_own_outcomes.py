@@ -59,7 +59,7 @@ async def _replace(found: list[Any], positions: list[int], copies: ResultCopies)
 
 
 def _cannot_copy(error: Exception) -> BatchError:
-    """Return the error of a request whose result cannot be copied."""
+    """Return the error of a request with a result that cannot be copied."""
     failure = BatchError(str(error) if isinstance(error, AiocudaError) else f"a result cannot be copied: {error!r}")
     failure.__cause__ = error
     return failure

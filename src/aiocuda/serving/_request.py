@@ -1,4 +1,4 @@
-"""Request: one item that waits for its batch, and the future of its outcome; Heard: what listeners are told of it."""
+"""Request: one item that waits for its batch, and the future of its outcome. RequestRecord: its facts for listeners."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from .._instrument import Outcome
 
-__all__ = ["Heard", "Request"]
+__all__ = ["Request", "RequestRecord"]
 
 
-class Heard:
-    """What the listeners of a device are told of a request that was submitted while they listened.
+class RequestRecord:
+    """The facts of a request for the hooks ``on_batch`` and ``on_outcome`` of a device's listeners.
 
     Attributes
     ----------
@@ -21,7 +21,7 @@ class Heard:
     waited : float or None
         Seconds until its batch was formed; None before that.
     batch : int or None
-        The number of the batch whose function has got it.
+        The number of its batch; None before the batch begins.
     outcome : str
         What has become of it, unless its future is cancelled.
     """
@@ -59,11 +59,11 @@ class Request:
         Expires the request at its deadline.
     label : str or None
         The label of the caller, see `aiocuda.label`.
-    heard : Heard or None
-        What the listeners of the device are told, if there is one for requests.
+    record : RequestRecord or None
+        The facts for the listeners of the device; None if no listener has a hook.
     """
 
-    __slots__ = ("arrived", "deadline", "future", "heard", "id", "item", "label", "overtakings", "rank", "timer",
+    __slots__ = ("arrived", "deadline", "future", "id", "item", "label", "overtakings", "rank", "record", "timer",
                  "weight")  # fmt: skip
 
     def __init__(
@@ -80,7 +80,7 @@ class Request:
         self.future: asyncio.Future[Any] | None = future
         self.timer: asyncio.TimerHandle | None = None
         self.label: str | None = None
-        self.heard: Heard | None = None
+        self.record: RequestRecord | None = None
 
     @property
     def done(self) -> bool:
@@ -105,6 +105,6 @@ class Request:
         if future is None or future.done():
             return False
         future.set_exception(error)
-        if self.heard is not None:
-            self.heard.outcome = outcome
+        if self.record is not None:
+            self.record.outcome = outcome
         return True
