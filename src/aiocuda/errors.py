@@ -205,7 +205,7 @@ class DeadlockError(AiocudaError, RuntimeError):
     """A wait that can never end, because tasks wait for each other; or one that exceeds a ``deadlock_timeout``.
 
     An example is a pool with all streams leased by waiting tasks. The last task that began to wait gets this error; the
-    others go on when it returns the leases that it holds. A wait for what may only be late, such as a missing party of a
+    others go on when it returns the leases that it holds. A wait that may only be late, such as that for a party of a
     barrier, fails only in an `AsyncCoordinator` with a ``deadlock_timeout``. A coordinator that closes also fails the
     operations that wait for a block that no task has entered.
     """
