@@ -271,7 +271,7 @@ class ManagedContext(ProcessLocal):
         Raises
         ------
         WrongLoopError
-            The context was entered in another event loop. Nothing has changed.
+            The context was entered in another event loop. The call changes nothing.
         """
         if self._device is not None:
             await self.__aexit__(None, None, None)

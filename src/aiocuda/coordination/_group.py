@@ -173,7 +173,7 @@ class StreamGroup(ProcessLocal):
         Raises
         ------
         WrongLoopError
-            The group belongs to another event loop. Nothing has changed.
+            The group belongs to another event loop. The call changes nothing.
         """
         self._check_loop()
         await self._resources.streams.close_all([stream_queue(stream) for stream in self])

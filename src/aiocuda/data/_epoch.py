@@ -373,7 +373,7 @@ class EpochRun:
 
     def _fail(self, batch: LoadingBatch, error: BaseException, *, give_back: bool = True) -> None:
         batch.state = "failed"
-        batch.error = failure_of(error)  # as it is, a StopAsyncIteration would end the epoch for the consumer
+        batch.error = failure_of(error)  # a bare StopAsyncIteration would end the consumer's epoch
         if batch.upload is not None:
             batch.upload.memory.free()
         if give_back:

@@ -208,7 +208,7 @@ class LoaderResources:
     async def settle(self, seconds: float | None) -> bool:
         """Wait until no function of the program runs; False if one on a thread does not return in this time.
 
-        Functions whose samples have expired do not count. A process whose function does not return is killed.
+        The functions of expired samples do not count. A process is killed if its function does not return.
         """
         began = self.now()
         parts: list[LoaderThreads | ProcessDecoders] = [] if self._processes is None else [self._processes]

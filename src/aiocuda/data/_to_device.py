@@ -339,7 +339,7 @@ class SourcePass:
         first = self._loading[0]
         if first.upload is None:
             assert first.error is not None
-            raise failure_of(first.error)  # as it is, a StopAsyncIteration would end the iteration
+            raise failure_of(first.error)  # a bare StopAsyncIteration would end the iteration
         if first.upload.poll():
             error = first.upload.finish()
             if error is not None:

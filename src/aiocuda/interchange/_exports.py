@@ -89,7 +89,7 @@ class Exports:
         self._driver = device_state.driver
         self._held: dict[Export, None] = {}
         self._complete: WeakSet[Block] | None = None  # without CUDA: those of `note_complete`
-        #: (device, address, bytes) → the bytes, on a driver whose device memory the host can read.
+        #: (device, address, bytes) → the bytes, if the host can read the driver's device memory.
         self._peek: Callable[[int, int, int], npt.NDArray[np.uint8]] | None = getattr(self._driver, "peek", None)
         self._closed = False
 

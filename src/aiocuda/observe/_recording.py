@@ -113,7 +113,7 @@ class Request(NamedTuple):
     began: float | None  #: when its batch was formed; None if it was in no batch
     ended: float
     outcome: str  #: ``"answered"``, ``"failed"``, ``"expired"`` or ``"cancelled"``
-    batch: int | None  #: number of the batch whose function has got it
+    batch: int | None  #: number of its batch; None if no batch has got it
     label: str | None
 
 

@@ -134,8 +134,8 @@ class Pipeline(ProcessLocal):
         Exception
             The failure of a stage or of the source, after the results before it; a note names stage and item. Then
             nothing is left unfinished, all slots are free, and the pipeline can run again. Failures of several items
-            are raised as an `ExceptionGroup`. An `UnsupportedError` is the failure of an item whose result has an array
-            of another library in the slot's device memory.
+            are raised as an `ExceptionGroup`. An item fails with `UnsupportedError` if its result has an array of
+            another library in the slot's device memory.
         """
         if overlap is not None and not isinstance(overlap, bool):
             raise InvalidTypeError(f"overlap is True, False or None, not {overlap!r}")
@@ -351,7 +351,7 @@ class Pipeline(ProcessLocal):
         Raises
         ------
         WrongLoopError
-            The streams are open in another event loop. Nothing has changed.
+            The streams are open in another event loop. The call changes nothing.
         """
         self._resources.check_loop()
         try:

@@ -22,7 +22,7 @@ __all__ = ["CapturedWork", "SlotMemory"]
 Key: TypeAlias = tuple[bool, str]
 
 #: The reference count, in the form in which it is asked for here, of an object that only a list holds. It includes the
-#: references of the call, whose number depends on Python's version.
+#: references of the call; their number depends on Python's version.
 (_LISTED,) = map(getrefcount, [object()])
 
 #: That of an owner: `SlotMemory.owners` and one other object hold it.

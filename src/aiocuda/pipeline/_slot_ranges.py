@@ -88,7 +88,7 @@ class SlotRanges:
 
 
 def _array_of(view: memoryview) -> npt.NDArray[Any] | None:
-    """Return an array over the memory of a memoryview; None if it was released, or NumPy does not know its items."""
+    """Return an array over the memory of a memoryview; None if it was released, or NumPy does not support its items."""
     try:
         return np.asarray(view)
     except (ValueError, TypeError, BufferError):

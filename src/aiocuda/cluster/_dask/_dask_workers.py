@@ -23,7 +23,7 @@ ANSWER_SECONDS = 2.0
 #: Seconds between two questions for the workers.
 PAUSE = 0.05
 
-#: The nannies whose workers a client has seen: the scheduler forgets the nanny of a worker that is lost.
+#: The nannies of the workers that a client has seen: the scheduler forgets the nanny of a worker that is lost.
 _nannies: weakref.WeakKeyDictionary[distributed.Client, set[str]] = weakref.WeakKeyDictionary()
 
 

@@ -40,7 +40,7 @@ class Memory(Core):
         return Allocation(-1, *found[1:], True)
 
     def peek(self, device: int, address: int, nbytes: int) -> Bytes:
-        """Return device memory as an array over it. The caller knows that no command uses the memory.
+        """Return device memory as an array over it. The caller ensures that no command uses the memory.
 
         `Driver` has no such method: CUDA has none.
         """

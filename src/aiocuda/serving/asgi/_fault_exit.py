@@ -40,7 +40,7 @@ class FaultExit:
     through the server, and in a worker process through multiprocessing, which makes it the exit code of the process.
 
     The callback runs when all tasks that are older than the lifespan have ended. One of them is the server's main task,
-    whose own callback stops the loop. `SystemExit` before that callback would leave it in the loop's queue. There it
+    and its own callback stops the loop. `SystemExit` before that callback would leave it in the loop's queue. There it
     would stop the loop once more, while ``asyncio.run`` closes it: that fails, with exit code 1. Tasks that do not end
     are cancelled, as ``asyncio.run`` would do.
 

@@ -40,10 +40,9 @@ def lifespan(
 
     On SIGTERM, uvicorn stops listening and waits for the running requests. These are completed, because the batchers
     are still open. Then uvicorn leaves ``setup``: in the example first the batcher, which completes what it has
-    accepted, then the device. Two limits bound this time. ``--timeout-graceful-shutdown`` of uvicorn bounds the
-    requests; after that it cancels their handlers. It has no default: set it. The supervisor bounds the whole, by
-    ``terminationGracePeriodSeconds`` of Kubernetes or ``TimeoutStopSec`` of systemd: choose the first limit, plus the
-    time of a batch, plus a reserve.
+    accepted, then the device. Set two limits: ``--timeout-graceful-shutdown`` of uvicorn, after which it cancels the
+    handlers of requests, and that of the supervisor, ``terminationGracePeriodSeconds`` of Kubernetes or
+    ``TimeoutStopSec`` of systemd: the first limit, plus the time of a batch, plus a reserve.
 
     Parameters
     ----------
@@ -54,15 +53,13 @@ def lifespan(
         An exit code from 1 to 255, such as 70. After a device fault the process ends with this code, because CUDA does
         not work in it any more; a supervisor starts a new one. It ends as on SIGTERM, so all requests are answered;
         handlers that need the device get a `DeviceFault`, see `error_responses`. A worker of ``uvicorn --workers`` ends
-        in the same way, and uvicorn starts another. If ``setup`` fails because of a fault, the start has failed, and
-        the server ends with its own exit code. The server has to run in the main thread, and to end on SIGTERM. Code
-        that runs after the server has ten seconds, threads included; then the process ends without them. None leaves
-        the process running.
+        in the same way, and uvicorn starts another. If ``setup`` fails by a fault, the server ends with its own exit
+        code. The server has to run in the main thread, and to end on SIGTERM. Code that runs after the server has ten
+        seconds, threads included; then the process ends without them. None leaves the process running.
     freeze
         Collect garbage when ``setup`` has yielded, and keep all objects that exist then out of later collections, by
-        `gc.freeze`, until the application ends. Otherwise Python's garbage collector visits the objects of PyTorch and
-        other packages about once a second, and no request is served for 70 to 90 ms. It does nothing if the program
-        has frozen objects before. With False, a `PerformanceWarning` reports the first long collection.
+        `gc.freeze`, until the application ends: with PyTorch, collections stop the service for 70 to 90 ms. It does
+        nothing if the program has frozen objects or disabled the collector. False warns of the first long collection.
 
     Raises
     ------
