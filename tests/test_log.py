@@ -22,6 +22,7 @@ import structlog
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream, _log
+from aiocuda._collections import COLLECTIONS
 from aiocuda._log import is_heard, log
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
@@ -404,6 +405,29 @@ async def test_a_garbage_collection_that_blocks_the_loop_is_named(records: Recor
         latch.release()
     blocked = records.of("loop_blocked")[0]
     assert blocked["callback"].startswith("garbage collection of generation 1, 3")
+    assert "test_a_garbage_collection_that_blocks_the_loop_is_named" in blocked["line"]
+
+
+@pytest.mark.asyncio
+async def test_a_garbage_collection_of_the_library_is_not_reported(records: Records) -> None:
+    def collect_slowly(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            block_the_loop(0.3)
+
+    async with aiocuda.open_device(driver="host") as device:
+        latch = Latch(device)
+        stream = device.stream()
+        latch.hold(stream)
+        await latch.held()
+        gc.callbacks.append(collect_slowly)
+        try:
+            COLLECTIONS.collect()
+        finally:
+            gc.callbacks.remove(collect_slowly)
+        waking = device.statistics().watchdog_wakes
+        await until(lambda: device.statistics().watchdog_wakes > waking + 2)
+        latch.release()
+    assert records.of("loop_blocked") == []
 
 
 @pytest.mark.asyncio

@@ -27,11 +27,14 @@ class Collection(NamedTuple):
     generation : int
     start, end : float
         In seconds of `time.monotonic`.
+    intended : bool
+        True for one that the library has begun itself, by `GarbageCollections.collect`.
     """
 
     generation: int
     start: float
     end: float
+    intended: bool = False
 
     @property
     def seconds(self) -> float:
@@ -61,6 +64,7 @@ class GarbageCollections:
         self.observers: list[Callable[[Collection], object]] = []
         self._noted: deque[Collection] = deque(maxlen=MOST_KEPT)
         self._start = 0.0
+        self._intended = False
         self._devices: set[weakref.ref[object]] = set()
         self._lock = threading.RLock()  # a finaliser may end a device at each line
 
@@ -94,10 +98,18 @@ class GarbageCollections:
         self.counts[generation] += 1
         self.seconds[generation] += now - start
         if now - start >= NOTED:
-            collection = Collection(generation, start, now)
+            collection = Collection(generation, start, now, self._intended)
             self._noted.append(collection)
             for observer in tuple(self.observers):
                 observer(collection)
+
+    def collect(self) -> None:
+        """Collect garbage now. ``loop_blocked`` and warnings do not report it."""
+        self._intended = True
+        try:
+            gc.collect()
+        finally:
+            self._intended = False
 
     def longest(self, start: float, end: float) -> Collection | None:
         """Return the longest noted collection that has ended between two times; None if there is none."""

@@ -81,7 +81,9 @@ class LoopWatch:
             callback, line = self._sample or ("unknown", "unknown")
             collection = COLLECTIONS.longest(expected, now)
             if collection is not None and collection.seconds > (now - expected) / 2:
-                callback = str(collection)
+                if collection.intended:
+                    return
+                callback, line = str(collection), callback  # the innermost line is that of the observer
             log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line)
 
     def rest(self) -> None:

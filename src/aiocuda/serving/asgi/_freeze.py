@@ -30,7 +30,7 @@ def frozen() -> Iterator[None]:
     if gc.get_freeze_count() >= FROZEN_BY_PROGRAM or not gc.isenabled():
         yield
         return
-    gc.collect()
+    COLLECTIONS.collect()
     gc.freeze()
     try:
         yield
@@ -48,7 +48,7 @@ def advised(line: SourceLine) -> Iterator[None]:
 
     def observe(collection: Collection) -> None:
         """Called by the collector, in any thread and at any line: the loop warns."""
-        if collection.seconds >= LONG and observe in COLLECTIONS.observers:
+        if collection.seconds >= LONG and not collection.intended and observe in COLLECTIONS.observers:
             COLLECTIONS.observers.remove(observe)
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(_advise, line, collection)
