@@ -41,13 +41,14 @@ class BatchJob:
         The exceptions of the rows that failed, by row.
     failure
         An exception that ends the whole batch, whatever the loader does with samples that fail; else None.
-    seconds
-        The time that workers took for all rows together.
+    seconds, cpu_seconds
+        The time that workers took for all rows together, and the processor time of it.
     expired
         The number of rows that have expired and that workers are still decoding. They may write to the slot.
     """
 
     __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_returned", "_running", "_started",
+                 "cpu_seconds",
                  "ended", "errors", "expired", "failure", "plan", "results", "seconds", "size", "slot")  # fmt: skip
 
     def __init__(
@@ -64,7 +65,7 @@ class BatchJob:
         self.results: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.failure: BaseException | None = None
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
         self.expired = 0
         self._clock = clock
         self._lock = threading.Lock()
@@ -122,7 +123,12 @@ class BatchJob:
                 self._started.pop(row, None)
 
     def report(
-        self, rows: Sequence[int], results: Mapping[int, Any], errors: Mapping[int, BaseException], seconds: float
+        self,
+        rows: Sequence[int],
+        results: Mapping[int, Any],
+        errors: Mapping[int, BaseException],
+        seconds: float,
+        cpu_seconds: float = 0.0,
     ) -> bool:
         """Report the end of rows, and the time that they took. Return True if nothing of the batch is left.
 
@@ -130,6 +136,7 @@ class BatchJob:
         """
         with self._lock:
             self.seconds += seconds
+            self.cpu_seconds += cpu_seconds
             ended = len(rows)
             if self._clock is not None:
                 late = self._expired_rows.intersection(rows)

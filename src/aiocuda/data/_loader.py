@@ -13,7 +13,6 @@ from .._checks import check_integer
 from .._device import Device
 from .._device_resources import resources_of
 from .._mistakes import keywords
-from .._processor import processors
 from .._shutdown import finish_shielded
 from .._types import ProcessLocal, SourceLine
 from ..errors import (
@@ -150,7 +149,7 @@ class DataLoader(ProcessLocal):
         if options.executor == "process":
             decoder = SampleDecoder(source if options.kind == "map" else None, decode)
             self._payload = Payload(decoder, {"decode": decode, "source": source})
-        self._meter = LoaderMeter(device.driver.now)
+        self._meter = LoaderMeter(device.driver.now, options.executor)
         self._progress = Progress(options)
         self._resources: LoaderResources | None = None
         self._restarts = 0  # of closed resources
@@ -312,14 +311,16 @@ class DataLoader(ProcessLocal):
         return self._meter.statistics(max(1, self._options.workers), restarts, self._delivery.kept)
 
     def advice(self) -> LoaderAdvice:
-        """Return the ``workers`` and ``prefetch`` that suit the measured times, with the reasons.
+        """Return the ``executor``, ``workers`` and ``prefetch`` that suit the measured times, with the reasons.
+
+        Load for a second first. The advice is a step: follow it and measure again.
 
         Raises
         ------
         BusyError
             No batch has been delivered yet.
         """
-        return advise(self.statistics(), self._options.batch_size, self._options.prefetch, processors())
+        return advise(self.statistics(), self._options.batch_size, self._options.prefetch)
 
     @property
     def worker_pids(self) -> list[int]:

@@ -245,12 +245,18 @@ class ProcessDecoders:
         self._rows.note_seconds(reply.seconds, len(rows))
         self._next(place)  # first: the process has work while this one goes on
         if reply.failures or reply.results:
-            self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, reply.seconds))
+            times = reply.seconds, reply.cpu_seconds
+            self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, times))
         else:
-            self._report(job, rows, {}, {}, reply.seconds)
+            self._report(job, rows, {}, {}, reply.seconds, reply.cpu_seconds)
 
     def _loaded(
-        self, job: BatchJob, rows: Sequence[int], seconds: float, result: Any, error: BaseException | None
+        self,
+        job: BatchJob,
+        rows: Sequence[int],
+        times: tuple[float, float],
+        result: Any,
+        error: BaseException | None,
     ) -> None:
         """The results or the failures of a reply have been loaded, on a thread."""
         if error is not None:
@@ -258,10 +264,12 @@ class ProcessDecoders:
             self._done(job)
         else:
             results, errors = result
-            self._report(job, rows, results, errors, seconds)
+            self._report(job, rows, results, errors, *times)
 
-    def _report(self, job: BatchJob, rows: Sequence[int], results: Any, errors: Any, seconds: float) -> None:
-        if job.report(rows, results, errors, seconds):
+    def _report(
+        self, job: BatchJob, rows: Sequence[int], results: Any, errors: Any, seconds: float, cpu_seconds: float = 0.0
+    ) -> None:
+        if job.report(rows, results, errors, seconds, cpu_seconds):
             self._done(job)
 
     def _done(self, job: BatchJob) -> None:

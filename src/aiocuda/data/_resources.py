@@ -131,6 +131,7 @@ class LoaderResources:
     def note_decoded(self, job: BatchJob) -> None:
         """Count the time that workers took for a batch."""
         self.meter.decode_seconds += job.seconds
+        self.meter.decode_cpu_seconds += job.cpu_seconds
 
     def read(self, reader: StreamReader, read: Callable[[BatchPlan | None, BaseException | None], object]) -> None:
         """Read the samples of the next batch on a thread, then call ``read`` with them or with the error."""

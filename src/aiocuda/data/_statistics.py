@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 
+from .._host_use import HostLoad, HostUse
+from .._processor import processors
 from ..errors import BusyError
 from ..pipeline import Bottleneck
+from ._limits import Times, limit_of, ms
+from ._options import MAX_PREFETCH, Executor
 
-__all__ = ["LoaderAdvice", "LoaderMeter", "LoaderStats", "advise"]
-
-#: A part that is at work for this share of the time limits the loader. Below it, waits do.
-SATURATED = 0.9
+__all__ = ["LoaderAdvice", "LoaderMeter", "LoaderStats", "advise", "times_of"]
 
 #: Uploads whose device time is measured: the first ones, and then one in so many.
 COPY_TIMES = 16
@@ -63,6 +65,15 @@ class LoaderStats:
         consumer's work on earlier batches, whose memory they use.
     waited_seconds
         Host time in which the consumer waited for a batch.
+    executor
+        How samples are decoded.
+    decode_cpu_seconds
+        Of `decode_seconds`, the time for which the workers used a processor.
+    process_cpu_seconds
+        Processor time of all threads of this process during the epochs, of the program's others, too.
+    gil_share
+        The share of the time for which a thread had to wait for the GIL, 0-1, by samples. None if it is not known:
+        samples are decoded by processes, the epochs were too short, or the system is not Linux.
     """
 
     batches: int
@@ -81,6 +92,10 @@ class LoaderStats:
     upload_seconds: float
     consumer_seconds: float
     waited_seconds: float
+    executor: Executor = "thread"
+    decode_cpu_seconds: float = 0.0
+    process_cpu_seconds: float = 0.0
+    gil_share: float | None = None
 
     @property
     def throughput(self) -> float:
@@ -88,29 +103,16 @@ class LoaderStats:
         return self.batches / self.wall_seconds if self.wall_seconds else 0.0
 
     def bottleneck(self) -> Bottleneck:
-        """Return what limits the loader: ``"source"``, ``"decode"``, ``"upload"`` or ``"consumer"``."""
+        """Return what limits the loader: ``"source"``, ``"decode"``, ``"upload"`` or ``"consumer"``.
+
+        It is the part that takes longest for a batch. But if threads decode in Python, the times of the source and the
+        consumer contain waits for the GIL: then it is ``"decode"``. `DataLoader.advice` has the same reason.
+        """
         if not self.batches or not self.wall_seconds:
             return Bottleneck("", "nothing", 0.0, "no batch has been delivered yet")
-        busy = {
-            "consumer": self.consumer_seconds,
-            "source": self.source_seconds,
-            "decode": self.decode_seconds / self.workers,
-            "upload": self.upload_seconds,
-        }
-        name = max(busy, key=busy.__getitem__)
-        share = min(1.0, busy[name] / self.wall_seconds)
-        each = f"{busy[name] / self.batches * 1e3:.3g} ms a batch"
-        cure = {
-            "consumer": "it has each batch for longer than loading takes: only a quicker consumer helps",
-            "source": "it is read by one thread: a source with __len__ and __getitem__ is read by all workers",
-            "decode": f"{self.workers} workers decode at a time: more workers=, or a quicker decode, helps",
-            "upload": "the link to the device is the limit: smaller samples help, such as uint8 instead of float32",
-        }[name]
-        why = f"{each}, {cure}"
-        if share < SATURATED:
-            why = f"{each}, and yet it is at work only {share:.0%} of the time: DataLoader.advice() looks into the rest"
-        kind = "consumer" if name == "consumer" else "source" if name == "source" else "stage"
-        return Bottleneck(name, kind, share, why)  # type: ignore[arg-type]  # a conditional expression is a str
+        limit = limit_of(times_of(self), processors())
+        kind = limit.name if limit.name in ("consumer", "source") else "stage"
+        return Bottleneck(limit.name, kind, limit.share, limit.why)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,26 +122,33 @@ class LoaderAdvice:
     Attributes
     ----------
     workers, prefetch
-        The arguments that suit the measured times.
+        The arguments that suit the measured times. ``prefetch`` is never smaller than now.
     period_ms
-        The time from one batch to the next with them.
+        The time from one batch to the next with the present arguments, as it was measured. What other arguments give
+        is known when they have run.
     why
         The reasons, in words.
+    executor
+        The argument that suits the measured times: ``"process"`` where threads wait for the GIL.
     """
 
     workers: int
     prefetch: int
     period_ms: float
     why: str
+    executor: Executor = "thread"
 
 
 class LoaderMeter:
     """The counts and times of one loader. All methods are called on its loop."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], executor: Executor) -> None:
         self._now = now
+        self._executor = executor
+        self._host = HostUse()
+        self._is_real = now is time.monotonic  # nothing of the host is measured in virtual time
         self.batches = self.samples = self.skipped = self.padded = self.set_aside = self.nbytes = 0
-        self.source_seconds = self.decode_seconds = self.upload_seconds = 0.0
+        self.source_seconds = self.decode_seconds = self.decode_cpu_seconds = self.upload_seconds = 0.0
         self.consumer_seconds = self.waited_seconds = 0.0
         self._fatal: dict[int, None] = {}  # indices, each once for all epochs
         self._wall = 0.0
@@ -154,6 +163,8 @@ class LoaderMeter:
         """An epoch begins."""
         if self._began is None:
             self._began = self._now()
+            if self._is_real:
+                self._host.start(with_gil=self._executor == "thread")
 
     def end(self) -> None:
         """The epoch has ended."""
@@ -161,6 +172,7 @@ class LoaderMeter:
         if self._began is not None:
             self._wall += self._now() - self._began
             self._began = None
+            self._host.stop()
 
     def request(self) -> float:
         """The consumer requests a batch. Return the time."""
@@ -212,6 +224,7 @@ class LoaderMeter:
         """Return a snapshot."""
         running = 0.0 if self._began is None else self._now() - self._began
         consumer = 0.0 if self._delivered is None else self._now() - self._delivered
+        host = self._host.load()
         return LoaderStats(
             batches=self.batches,
             samples=self.samples,
@@ -229,56 +242,75 @@ class LoaderMeter:
             upload_seconds=self.upload_seconds,
             consumer_seconds=self.consumer_seconds + consumer,
             waited_seconds=self.waited_seconds,
+            executor=self._executor,
+            decode_cpu_seconds=self.decode_cpu_seconds,
+            process_cpu_seconds=host.cpu_seconds,
+            gil_share=host.gil_share,
         )
 
 
-def advise(stats: LoaderStats, batch_size: int, prefetch: int, processors: int) -> LoaderAdvice:
-    """Return the workers and the batches ahead with which loading limits the consumer as little as possible.
+def times_of(stats: LoaderStats) -> Times:
+    """Return the times of a loader that has delivered batches."""
+    wall, cpu, gil = stats.wall_seconds, stats.process_cpu_seconds, stats.gil_share
+    decode_gil: float | None = None
+    if stats.executor == "process":
+        gil = decode_gil = 0.0  # each process has its own
+        cpu += stats.decode_cpu_seconds
+    elif gil is not None:
+        decode_gil = HostLoad(wall, cpu, 0.0, gil).gil_share_of(stats.decode_cpu_seconds)
+    return Times(
+        stats.executor,
+        stats.workers,
+        wall / stats.batches,
+        stats.decode_seconds / stats.batches,
+        stats.decode_cpu_seconds / stats.batches,
+        stats.source_seconds / stats.batches,
+        stats.upload_seconds / stats.batches,
+        stats.consumer_seconds / stats.batches,
+        gil,
+        decode_gil,
+        cpu / wall if wall else 0.0,
+    )
+
+
+def advise(stats: LoaderStats, batch_size: int, prefetch: int) -> LoaderAdvice:
+    """Return the advice for a loader with these statistics.
 
     Raises
     ------
     BusyError
         No batch has been delivered yet.
     """
-    count = stats.batches
-    if not count:
+    if not stats.batches:
         raise BusyError("no batch has been delivered yet: load some batches first, then ask again")
-    decode, source, upload, consumer = (
-        seconds / count
-        for seconds in (
-            stats.decode_seconds,
-            stats.source_seconds,
-            stats.upload_seconds,
-            stats.consumer_seconds,
-        )
-    )
-    others = max(source, upload, consumer)
-    most = max(processors, stats.workers)
-    workers = min(most, max(1, math.ceil(decode / others))) if others else stats.workers
-    period = max(others, decode / workers)
-    latency = source + decode / min(workers, batch_size) + upload
-    ahead = 1 + math.ceil(latency / period) if period else prefetch
-    names = {
-        "the source": source,
-        "the upload": upload,
-        "the consumer": consumer,
-        f"decoding by {workers} worker{'s' * (workers > 1)}": decode / workers,
-    }
-    slowest = max(names, key=names.__getitem__)
+    times = times_of(stats)
+    limit = limit_of(times, processors())
+    workers = limit.workers
+    decode = times.decode if limit.executor == stats.executor else times.cpu
+    latency = times.source + decode / min(workers, batch_size) + times.upload
+    ahead = _batches_ahead(latency, max(times.others, decode / workers), workers, batch_size)
+    prefetch, present = min(MAX_PREFETCH, max(prefetch, ahead)), prefetch
     why = [
-        f"decoding a batch takes {_ms(decode)} of one worker, the upload {_ms(upload)}, and the consumer has it for "
-        f"{_ms(consumer)}: the limit is {slowest}, {_ms(period)} a batch",
-        f"loading a batch takes {_ms(latency)} in all, so {ahead} batches ahead keep the limit busy",
+        f"{limit.name}: {limit.why}",
+        f"decoding a batch takes {ms(times.decode)} of one worker, the upload {ms(times.upload)}, and the consumer has "
+        f"it for {ms(times.consumer)}",
     ]
-    if latency < NO_GAIN * consumer:
-        why.append("loading takes less than a twentieth of the consumer's time: without a loader it is nearly as quick")
-    if math.ceil(decode / others) > most if others else False:
-        why.append(
-            f"more workers than the {processors} processors here are not advised; they help if decode waits for files "
-            "or the network"
+    changed = [
+        f"{name}={value!r}"
+        for name, value, old in (
+            ("executor", limit.executor, stats.executor),
+            ("workers", workers, stats.workers),
+            ("prefetch", prefetch, present),
         )
-    return LoaderAdvice(workers, ahead, period * 1e3, "; ".join(why))
+        if value != old
+    ]
+    if changed:
+        why.append(f"use {', '.join(changed)}, and measure again: how fast that is shows when it has run")
+    if latency < NO_GAIN * times.consumer:
+        why.append("loading takes less than a twentieth of the consumer's time: without a loader it is nearly as quick")
+    return LoaderAdvice(workers, prefetch, times.wall * 1e3, "; ".join(why), limit.executor)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _batches_ahead(latency: float, period: float, workers: int, batch_size: int) -> int:
+    """Return the number of batches with which no part waits, and two samples for each worker are on their way."""
+    return max(1 + math.ceil(latency / period) if period else 1, math.ceil(2 * workers / batch_size))

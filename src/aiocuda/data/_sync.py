@@ -325,7 +325,7 @@ class SyncBatches(ProcessLocal):
         return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
 
     def advice(self) -> LoaderAdvice:
-        """Return the ``workers`` and ``prefetch`` that suit the measured times. See `DataLoader.advice`."""
+        """Return the arguments that suit the measured times. See `DataLoader.advice`."""
         return self._thread.call(self._loader.advice)
 
     # -- open and close ------------------------------------------------------------------------------------------

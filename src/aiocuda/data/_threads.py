@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._host_use import thread_clock
 from .._user_code import failure_of
 from ..completion._jobs import Jobs
 from ._decoding import SampleDecoder
@@ -28,19 +29,20 @@ class ThreadDecoder:
         self._has_fields = has_fields
         self._rows = rows
         self._now = now
+        self._cpu = thread_clock(now)
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> bool:
         """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        began = self._now()
+        began, cpu_began = self._now(), self._cpu()
         for row in rows:
             error = self._decode_row(job, row, results)
             if error is not None:
                 errors[row] = error
-        seconds = self._now() - began
+        cpu_seconds, seconds = self._cpu() - cpu_began, self._now() - began
         self._rows.note_seconds(seconds, len(rows))
-        return job.report(rows, results, errors, seconds)
+        return job.report(rows, results, errors, seconds, cpu_seconds)
 
     def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
         # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.

@@ -73,6 +73,7 @@ class Reply(NamedTuple):
     failures: dict[int, Failure]  #: by row
     results: dict[int, Pickled]  #: by row; empty where samples are written into the slot
     seconds: float
+    cpu_seconds: float  #: of all threads of the process
 
 
 def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
@@ -123,7 +124,7 @@ class _Worker:
         results: dict[int, Pickled] = {}
         arrays = self._arrays(request.slot)
         samples = None if request.samples is None else Parts(request.samples, rest)
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         for at, row in enumerate(request.rows):
             self._status[0] = row
             try:
@@ -135,7 +136,7 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - the parent raises it or skips the sample
                 failures[row] = failure_from(error)
         self._status[0] = NO_ROW
-        return Reply(failures, results, time.perf_counter() - began)
+        return Reply(failures, results, time.perf_counter() - began, time.process_time() - cpu_began)
 
     def _arrays(self, slot: int) -> dict[Any, Any] | None:
         layout = self._setup.layout

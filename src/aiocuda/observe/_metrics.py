@@ -21,7 +21,7 @@ class Metric:
     Attributes
     ----------
     field
-        The field. Its value is a number, or a mapping from a key to a number. The samples of None are left out.
+        The field. Its value is a number, or a mapping from a key to a number. None has no sample.
     name
         The name of the metric. That of a counter ends with ``_total``.
     kind
@@ -56,7 +56,8 @@ class Metric:
         if self.kind == "histogram":
             yield self, labels, value
         elif self.key is None:
-            yield self, labels, value * self.scale
+            if value is not None:
+                yield self, labels, value * self.scale
         else:
             for key, each in value.items():
                 if each is not None:
@@ -147,6 +148,9 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("upload_seconds", "loader_upload_seconds", "Device time of the uploads."),
         _counter("consumer_seconds", "loader_consumer_seconds", "Time for which the consumer has had batches."),
         _counter("waited_seconds", "loader_waited_seconds", "Time for which the consumer has waited for batches."),
+        _counter("decode_cpu_seconds", "loader_decode_cpu_seconds", "Processor time of decoding."),
+        _counter("process_cpu_seconds", "loader_process_cpu_seconds", "Processor time of this process in all epochs."),
+        _gauge("gil_share", "loader_gil_ratio", "Share of the time in which a thread had to wait for the GIL."),
     ),
     "PipelineStats": (
         _counter("iterations", "pipeline_items", "Items that have passed all stages."),
@@ -262,7 +266,7 @@ NESTED: Final[Mapping[str, Mapping[str, tuple[str, str, str | None]]]] = {
 #: Fields without a metric, with the reason.
 EXCLUDED: Final[Mapping[str, Mapping[str, str]]] = {
     "BatcherStatistics": {"batches": "the count of the histogram of sizes"},
-    "LoaderStats": {"fatal": "indices of samples, which are counted as skipped"},
+    "LoaderStats": {"executor": "a name", "fatal": "indices of samples, which are counted as skipped"},
     "PipelineStats": {"throughput": "the rate of the items"},
     "CoordinatorStatistics": {"registered": "the sum over the kinds"},
     "StreamPoolStatistics": {"strategy": "a name"},
