@@ -1,4 +1,4 @@
-"""BlockingWatch: finds stages whose coroutine blocks the event loop."""
+"""BlockingWatch: finds stages whose coroutine blocks the event loop. LoopTimes: how long each stage has the loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Coroutine, Generator
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import numpy as np
 
 from .._advice import advise
 from .._types import SourceLine
@@ -16,10 +19,13 @@ from ..completion._loop_watch import LIMIT, cancel_sample, sample_at
 from ..completion._reactor import Reactor
 from ._stage import Stage
 
-__all__ = ["BlockingWatch"]
+__all__ = ["BlockingWatch", "LoopTimes"]
 
 #: Steps that must have blocked the loop at the same line. One may be late because other programs had the processor.
 STEPS: Final = 3
+
+#: Items of a stage whose times are kept for the median.
+MOST_TIMES: Final = 64
 
 
 class BlockingWatch:
@@ -72,6 +78,56 @@ class BlockingWatch:
             times.pop()
 
 
+class LoopTimes:
+    """The time for which each stage that awaits has the event loop: its steps, and not what it waits for.
+
+    The pipeline calls some items' stages by `call`, those that it times on the device, too.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._times: list[deque[float]] = [deque(maxlen=MOST_TIMES) for _ in range(stages)]  # by the stage's position
+
+    async def call(self, position: int, stage: Stage, slot: object) -> Any:
+        """Return what the stage returns for a slot, and time the steps of its coroutine."""
+        function: Any = stage.function
+        steps = _StepTime()
+        returned = await _in_steps(function(slot), steps)
+        self._times[position].append(steps.seconds)
+        return returned
+
+    def typical_seconds(self) -> list[float]:
+        """Return the median time for one item, by the stage's position; 0.0 for a stage without times."""
+        return [float(np.median(times)) if times else 0.0 for times in self._times]
+
+    def reset(self) -> None:
+        """Forget all times."""
+        for times in self._times:
+            times.clear()
+
+
+class _Steps(Protocol):
+    """What `_in_steps` calls before and after each step of a coroutine."""
+
+    def begin(self, coroutine: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class _StepTime:
+    """The time of all steps of one coroutine."""
+
+    __slots__ = ("_began", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def begin(self, coroutine: Any) -> None:
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        self.seconds += time.monotonic() - self._began
+
+
 class _Step:
     """The running step of one coroutine. A thread samples its line if the step takes too long."""
 
@@ -109,7 +165,7 @@ class _Step:
 
 
 @types.coroutine
-def _in_steps(coroutine: Coroutine[Any, Any, Any], step: _Step) -> Generator[Any, Any, Any]:
+def _in_steps(coroutine: Coroutine[Any, Any, Any], step: _Steps) -> Generator[Any, Any, Any]:
     """Run a coroutine, and time each of its steps."""
     value: Any = None
     error: BaseException | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from .._device_resources import resources_of
@@ -413,17 +413,25 @@ class PipelineItem:
 
     async def _called(self, position: int, stage: Stage, slot: Slot) -> Any:
         """Return what a stage that awaits returns, within its timeout."""
-        watch = self._resources.blocking_watch
-        is_suspected = watch is not None and position in watch.suspects
-        if stage.timeout is None and not is_suspected:
-            return await stage.function(slot)
+        if stage.timeout is None:
+            return await self._coroutine(position, stage, slot)
         try:
             async with asyncio.timeout(stage.timeout) as limit:
-                return await (watch.call(position, stage, slot) if watch and is_suspected else stage.function(slot))
+                return await self._coroutine(position, stage, slot)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the stage's own
             raise TimeoutError(f"stage {stage.name!r} took more than its timeout of {stage.timeout:g} s") from error
+
+    def _coroutine(self, position: int, stage: Stage, slot: Slot) -> Coroutine[Any, Any, Any]:
+        """Return the coroutine of a stage that awaits; one that times its steps, for a suspect and for some items."""
+        watch, times = self._resources.blocking_watch, self._resources.loop_times
+        if watch is not None and position in watch.suspects:
+            return watch.call(position, stage, slot)
+        if times is not None and self._timed:
+            return times.call(position, stage, slot)
+        coroutine: Coroutine[Any, Any, Any] = stage.function(slot)
+        return coroutine
 
     async def _wait(self, positions: Iterable[int] | None = None) -> None:
         """Wait until the operations of these stages, by default of all, are done, and read their timing events."""

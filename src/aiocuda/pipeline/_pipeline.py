@@ -266,10 +266,12 @@ class Pipeline(ProcessLocal):
             raise BusyError("this pipeline executes single iterations: await them, or make another pipeline")
         self._run = run
         run.loop = asyncio.get_running_loop()
+        resources.begin_run()
         return resources
 
     def _end(self, run: ActiveRun) -> None:
         self._run = None
+        self._resources.end_run()
         run.ended.set()
 
     async def _end_abandoned_run(self) -> None:
@@ -315,7 +317,9 @@ class Pipeline(ProcessLocal):
         Run some tens of items with overlap first. The advice keeps the slowest stage always at work, by the median
         times, and so no other depth is faster. If the stages' times vary, it never reduces the depth or the number of
         streams, with one exception: slots whose pinned memory (`Slot.pinned`) is outside the processor's cache make the
-        host slower, and the advice says so. Other pinned arrays do not count. To follow it:
+        host slower, and the advice says so. Other pinned arrays do not count. Stages that await get as many items at a
+        time as the processors are enough for; no more than now if they keep the event loop busy, or if threads share
+        the GIL. To follow it:
         ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``, with stages that have
         ``concurrency=advice.concurrency[name]``. Depth and streams are for that concurrency.
 
@@ -328,13 +332,12 @@ class Pipeline(ProcessLocal):
         ring, watch = resources.ring, resources.blocking_watch
         return advise(
             resources.plan, resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(), processors(),
-            () if watch is None else watch.blocking,
+            () if watch is None else watch.blocking, resources.host_times(),
         )  # fmt: skip
 
     def reset_statistics(self) -> None:
         """Restart the statistics."""
-        self._resources.meter.reset()
-        self.ring.reset_statistics()
+        self._resources.reset_statistics()
 
     # -- the end -------------------------------------------------------------------------------------------------
 

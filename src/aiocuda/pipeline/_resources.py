@@ -12,12 +12,14 @@ from typing import Any, Self
 
 from .._device import Device
 from .._device_resources import resources_of
+from .._host_use import HostUse
 from .._shutdown import end_tasks, finish_shielded, must_end_now
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..coordination._joining import follow
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
-from ._blocking import BlockingWatch
+from ._advice import HostTimes
+from ._blocking import BlockingWatch, LoopTimes
 from ._meter import meter_of
 from ._plan import Plan
 from ._ring import PipelineRing
@@ -50,6 +52,10 @@ class PipelineResources:
         Numbers of items, from 0.
     blocking_watch : BlockingWatch or None
         Finds stages that block the loop; None if no stage awaits, or without advice.
+    host_use : HostUse
+        Measures what runs use of the host.
+    loop_times : LoopTimes or None
+        The time for which stages have the event loop; None if no stage awaits, or in virtual time.
     """
 
     def __init__(self, device: Device, plan: Plan, depth: int) -> None:
@@ -64,11 +70,38 @@ class PipelineResources:
         self.follow: Callable[[StreamQueue, StreamOperation[Any]], None] = StreamQueue.follow
         self.numbers = itertools.count()
         self.blocking_watch: BlockingWatch | None = None
+        self.host_use = HostUse()
+        self._is_real = self.now is time.monotonic  # nothing of the host is measured in virtual time
+        self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
         self._users = 0  # blocks that have the streams open
         self._closings = 0  # ends of the last block that close streams now
         self._loop: asyncio.AbstractEventLoop | None = None  # of the streams that were opened last
         self._device_is_late = False  # it did not finish with some memory in time
         self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
+
+    def begin_run(self) -> None:
+        """Measure the use of the host until `end_run`; that of the GIL, if functions of the program run in threads."""
+        if self._is_real:
+            self.host_use.start(with_gil=self.plan.awaits or not self.device.driver.polls_freely)
+
+    def end_run(self) -> None:
+        """The run has ended."""
+        self.host_use.stop()
+
+    def host_times(self) -> HostTimes | None:
+        """Return what runs use of the host; None in virtual time."""
+        if not self._is_real:
+            return None
+        loop = [0.0] * len(self.plan.stages) if self.loop_times is None else self.loop_times.typical_seconds()
+        return HostTimes(self.host_use.load(), loop, self.ring.busy_seconds / max(1, self.meter.items))
+
+    def reset_statistics(self) -> None:
+        """Restart all times and counts."""
+        self.meter.reset()
+        self.ring.reset_statistics()
+        self.host_use.reset()
+        if self.loop_times is not None:
+            self.loop_times.reset()
 
     def release(self, slot: Slot, *, device_may_use: bool = False) -> None:
         """Make the slot free. If the device may still use its memory, a new slot takes its place."""
@@ -127,7 +160,7 @@ class PipelineResources:
         self.streams = [streams[position] for position in range(len(names))]
         self.queues = [stream_queue(stream) for stream in self.streams]
         device_state = resources_of(self.device).device_state
-        if self.plan.awaits and device_state.advises and self.now is time.monotonic:
+        if self.plan.awaits and device_state.advises and self._is_real:
             self.blocking_watch = BlockingWatch(self.queues[0].reactor)
         # It enqueues no operation, because no caller would read it. Checked streams notify their checker.
         self.follow = StreamQueue.follow if type(self.streams[0]) is Stream else follow

@@ -116,12 +116,13 @@ class PipelineStats:
             return Bottleneck("consumer", "consumer", share, why)
         if share >= SATURATED:
             why = (
-                f"it is at work for {share:.0%} of the time, {each} for each item: only a quicker stage {stage!r} helps"
+                f"it is at work for {share:.0%} of the time, {each} for each item: only a quicker stage {stage!r} "
+                "helps, or more items at a time in it, if it awaits. Pipeline.advice() says how many"
             )
         else:
             why = (
                 f"it takes the longest, {each} for each item, but is at work for only {share:.0%} of the time: it "
-                f"waits for other stages or for a free slot (at most {self.peak_busy_slots} in use at a time). "
-                "Pipeline.advice() names a better depth"
+                f"waits for other stages, for a free slot (at most {self.peak_busy_slots} in use at a time), or for "
+                "the host. Pipeline.advice() says which"
             )
         return Bottleneck(stage, "stage", share, why)
