@@ -48,8 +48,8 @@ class BatchJob:
     """
 
     __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_returned", "_running", "_started",
-                 "cpu_seconds",
-                 "ended", "errors", "expired", "failure", "plan", "results", "seconds", "size", "slot")  # fmt: skip
+                 "cpu_seconds", "ended", "errors", "expired", "failure", "plan", "results", "seconds", "size",
+                 "slot")  # fmt: skip
 
     def __init__(
         self,
