@@ -26,6 +26,7 @@ import aiocuda
 from aiocuda.serving import Batch, MicroBatcher
 from tests.load.client import Client
 from tests.load.outcomes import Outcome
+from tests.load.schedule import Phase, poisson
 
 from .figures import Measured, percentile
 from .machine import ROOT
@@ -45,32 +46,42 @@ PATIENCE = 60.0
 async def service_freeze(setting: Setting) -> Measured:
     """p99 of the latency in ms over HTTP with ``freeze=True``. Baseline: with ``freeze=False``. Bound: at most 0.35.
 
-    The other figures are percentiles of both latencies, requests per second, and ``p50_ratio``.
+    The samples are those of a closed loop. Its median jumps between two values, because two batches alternate; so
+    ``open_p50_ratio`` compares the medians of an open loop of Poisson arrivals, at a quarter of the closed loop's rate.
+    Bound: at most 1.05. The other figures are percentiles of both closed loops, and requests per second.
     """
-    driver = setting.device.driver.name
-    measured = Measured([])
-    latencies: dict[bool, list[float]] = {True: [], False: []}
+    driver, seconds = setting.device.driver.name, setting.sizes["seconds"]
+    measured, closed, opened = Measured([]), _Latencies(), _Latencies()
     rates: dict[bool, list[float]] = {True: [], False: []}
-    medians: dict[bool, list[float]] = {True: [], False: []}
     gc.disable()  # a collection would make the client late
     try:
-        for _ in range(setting.count("repeats")):
+        for repeat in range(setting.count("repeats")):
             for freeze, samples in ((True, measured.samples), (False, measured.baseline)):
                 async with _serving(driver, freeze) as port:
-                    found = await _closed_loop(port, setting.count("connections"), setting.sizes["seconds"])
+                    found = await _closed_loop(port, setting.count("connections"), seconds)
+                    rates[freeze].append(len(found) / seconds)
+                    offered = rates[True][0] / 4
+                    opened[freeze] += await _open_loop(port, offered, setting.sizes["open_seconds"], seed=repeat)
                 samples.append(percentile(found, 99))
-                medians[freeze].append(percentile(found, 50))
-                latencies[freeze] += found
-                rates[freeze].append(len(found) / setting.sizes["seconds"])
+                closed[freeze] += found
     finally:
         gc.enable()
     for freeze, name in ((True, "frozen"), (False, "unfrozen")):
         for quantile in QUANTILES:
-            measured.figures[f"{name}_p{quantile:g}_ms"] = percentile(latencies[freeze], quantile)
-        measured.figures[f"{name}_longest_ms"] = max(latencies[freeze])
+            measured.figures[f"{name}_p{quantile:g}_ms"] = percentile(closed[freeze], quantile)
+        measured.figures[f"{name}_longest_ms"] = max(closed[freeze])
         measured.figures[f"{name}_per_s"] = median(rates[freeze])
-    measured.figures["p50_ratio"] = median(medians[True]) / median(medians[False])
+    for quantile in (50, 99):
+        ratio = percentile(opened[True], quantile) / percentile(opened[False], quantile)
+        measured.figures[f"open_p{quantile}_ratio"] = ratio
     return measured
+
+
+class _Latencies(dict[bool, list[float]]):
+    """Latencies in ms, with and without freezing."""
+
+    def __init__(self) -> None:
+        super().__init__({True: [], False: []})
 
 
 # -- the client ------------------------------------------------------------------------------------------------------
@@ -93,7 +104,18 @@ async def _closed_loop(port: int, connections: int, seconds: float) -> list[floa
     """Return the latencies in ms, after a quarter of the time to warm up."""
     warm_up = seconds / 4
     async with Client(port, _request, _is_right, most_connections=connections) as client:
-        outcomes = await client.closed_loop(connections, warm_up + seconds)
+        return _latencies(await client.closed_loop(connections, warm_up + seconds), warm_up)
+
+
+async def _open_loop(port: int, rate: float, seconds: float, seed: int) -> list[float]:
+    """Return the latencies in ms, from the scheduled times on, after a quarter of the time to warm up."""
+    warm_up = seconds / 4
+    arrivals = poisson([Phase(rate, warm_up + seconds)], seed)
+    async with Client(port, _request, _is_right) as client:
+        return _latencies(await client.open_loop(arrivals, drain_s=5.0), warm_up)
+
+
+def _latencies(outcomes: Sequence[Outcome], warm_up: float) -> list[float]:
     wrong = [outcome for outcome in outcomes if not outcome.is_accepted]
     if wrong:
         raise RuntimeError(f"{len(wrong)} of {len(outcomes)} requests failed, first {_problem(wrong[0])}")

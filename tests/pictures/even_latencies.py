@@ -1,4 +1,4 @@
-"""Latencies of a service with and without frozen objects, from docs/benchmarks/h200-awaits.json."""
+"""Latencies of a service with and without frozen objects, from docs/benchmarks/h200-freeze.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .svg import Axis, Colour, Page
 
 __all__ = ["draw"]
 
-REPORT = ROOT / "docs" / "benchmarks" / "h200-awaits.json"
+REPORT = ROOT / "docs" / "benchmarks" / "h200-freeze.json"
 QUANTILES = (50, 75, 90, 95, 98, 99, 99.9)
 
 
