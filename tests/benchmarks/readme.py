@@ -42,7 +42,7 @@ FIGURES = {
 #: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
-    "h200-awaits": "Awaits by asyncio.gather, and many streams",
+    "h200-awaits": "Awaits by asyncio.gather",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",
     "h200-serving": "Requests in batches, with PyTorch",
