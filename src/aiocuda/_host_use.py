@@ -40,6 +40,7 @@ TICK: Final = 1e-5
 GOLDEN: Final = (5**0.5 - 1) / 2
 
 _CLOCK_MONOTONIC: Final = 1
+_TFD_CLOEXEC = 0o2000000  # as `os.O_CLOEXEC`, which other systems lack
 _TFD_TIMER_ABSTIME: Final = 1
 
 # These two calls do not block: releasing and taking the GIL would cost more than the calls.
@@ -224,7 +225,7 @@ class _Timer:
     """Sleeps, and measures how long the thread then waits for the GIL."""
 
     def __init__(self) -> None:
-        self._descriptor = -1 if _create is None else _create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+        self._descriptor = -1 if _create is None else _create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)
 
     @property
     def is_open(self) -> bool:
