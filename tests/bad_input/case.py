@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable
@@ -118,6 +119,7 @@ class Case:
         given = None if self.given is None else self.given(world)
         if inspect.iscoroutine(given):  # but not an operation, which may be the argument
             given = await given
+        gc.disable()  # a collection would free what an earlier case has left
         before = world.calls
         try:
             try:
@@ -126,6 +128,7 @@ class Case:
                     result = await result
             finally:
                 reached = world.calls - before
+                gc.enable()
                 await world.leave()
         except self.error as error:
             caught: BaseException = error
