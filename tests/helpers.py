@@ -23,7 +23,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import Device, DriverError, Kernel, Stream
-from aiocuda._types import DeviceProperties, Dim3
+from aiocuda._base._types import DeviceProperties, Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, RecordedCall, record_after
 from aiocuda.testing import Latch, kernels

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from aiocuda._byte_values import ByteValues
+from aiocuda._base._byte_values import ByteValues
 
 
 def test_one_value_is_one_run() -> None:

@@ -10,8 +10,8 @@ import weakref
 import pytest
 
 import aiocuda
-from aiocuda import _collections
-from aiocuda._collections import COLLECTIONS, Collection, GarbageCollections
+from aiocuda._base import _collections
+from aiocuda._base._collections import COLLECTIONS, Collection, GarbageCollections
 
 
 def observes(collections: GarbageCollections = COLLECTIONS) -> bool:

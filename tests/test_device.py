@@ -28,7 +28,7 @@ from aiocuda import (
     NoEventLoopError,
     Stream,
 )
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until, until_gone

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda._shutdown import end_tasks, finish_shielded, finish_within, must_end_now
+from aiocuda._base._shutdown import end_tasks, finish_shielded, finish_within, must_end_now
 from aiocuda.testing import Latch
 from tests.helpers import Reports, quickly, until
 

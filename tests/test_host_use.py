@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiocuda import _host_use
-from aiocuda._host_use import HostLoad, HostUse, _sampler, thread_clock
+from aiocuda._base import _host_use
+from aiocuda._base._host_use import HostLoad, HostUse, _sampler, thread_clock
 from tests.helpers import block_until, in_a_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the GIL is sampled on Linux only")

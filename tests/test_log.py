@@ -21,9 +21,10 @@ import pytest
 import structlog
 
 import aiocuda
-from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream, _log
-from aiocuda._collections import COLLECTIONS
-from aiocuda._log import is_heard, log
+from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream
+from aiocuda._base import _log
+from aiocuda._base._collections import COLLECTIONS
+from aiocuda._base._log import is_heard, log
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop

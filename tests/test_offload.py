@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, DrainTimeoutWarning
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from tests.helpers import PATIENCE, Reports, in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio

@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
-from aiocuda._types import SourceLine
+from aiocuda._base._types import SourceLine
 from aiocuda.driver.cuda import _probe
 from aiocuda.testing import Latch
 
@@ -113,7 +113,7 @@ async def test_drain_warning_names_the_line_that_leaves_the_device() -> None:
 
 def test_line_is_warned_about_once_as_usual_in_python() -> None:
     program = """
-    from aiocuda._types import SourceLine
+    from aiocuda._base._types import SourceLine
     for _ in range(3):
         SourceLine.of_caller().warn("once", RuntimeWarning)
     """

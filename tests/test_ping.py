@@ -13,8 +13,8 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidArgumentError, InvalidTypeError, Stream
-from aiocuda._faults import FAULTS
-from aiocuda._open_devices import OPEN_DEVICES
+from aiocuda._base._faults import FAULTS
+from aiocuda.device._open_devices import OPEN_DEVICES
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.helpers import PATIENCE, SPIN, TRAP, in_thread, open_peer, quickly, turns
 

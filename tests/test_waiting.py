@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from aiocuda._deadlock import find_stuck, waiting
+from aiocuda._base._deadlock import find_stuck, waiting
 
 
 def test_a_closed_loop_keeps_no_task_alive() -> None:

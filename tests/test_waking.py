@@ -16,7 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, Operation, Stream
-from aiocuda._wakeups import MOST_WOKEN, Callback, Waiters, Wakes
+from aiocuda._base._wakeups import MOST_WOKEN, Callback, Waiters, Wakes
 from aiocuda.pool import NewStream, Offer, Place
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, open_peer, quickly, turns

@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._device import Device
-    from ._event import Event
-    from ._label import label
-    from ._open import open_device
-    from ._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
-    from ._types import DeviceProperties
+    from ._base._label import label
+    from ._base._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
+    from ._base._types import DeviceProperties
     from .completion._gather import gather
     from .completion._operation import Operation
     from .completion._policy import CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
+    from .device._device import Device
+    from .device._event import Event
+    from .device._open import open_device
     from .errors import (
         AiocudaError,
         BrokenBarrierError,
@@ -77,16 +77,16 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
     _MODULES = {
         "AsyncCoordinator": ".coordination",
         "CompletionPolicy": ".completion._policy",
-        "Device": "._device",
+        "Device": ".device._device",
         "DeviceBuffer": ".memory._buffer",
-        "DeviceProperties": "._types",
-        "DeviceStatistics": "._statistics",
-        "Event": "._event",
+        "DeviceProperties": "._base._types",
+        "DeviceStatistics": "._base._statistics",
+        "Event": ".device._event",
         "EventPool": ".pool",
         "Graph": ".graph",
         "Kernel": ".kernels",
         "ManagedContext": ".context",
-        "MemoryStatistics": "._statistics",
+        "MemoryStatistics": "._base._statistics",
         "Operation": ".completion._operation",
         "PinnedBuffer": ".memory._pinned",
         "Pipeline": ".pipeline",
@@ -98,12 +98,12 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "StreamBarrier": ".coordination",
         "StreamGroup": ".coordination",
         "StreamPool": ".pool",
-        "StreamStatistics": "._statistics",
+        "StreamStatistics": "._base._statistics",
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
         "gather": ".completion._gather",
-        "label": "._label",
-        "open_device": "._open",
+        "label": "._base._label",
+        "open_device": ".device._open",
     }
 
     #: Subpackages and modules that are imported when they are first used as attributes of `aiocuda`.

@@ -23,6 +23,8 @@
           ├── SkippedError                      not run, because an earlier operation failed
           ├── BrokenBarrierError                a party left the barrier, or it was aborted
           ├── NoEventLoopError                  asyncio's event loop is not running
+          ├── DeadlineError (TimeoutError)      the deadline of a request has passed, or would pass
+          ├── ReplicaLostError                  the replica was lost while it ran the call
           ├── DriverNotAvailableError           no GPU, no driver or no package for it
           └── DriverError                       any other error code of the driver
 
@@ -41,6 +43,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+# Without `DeadlineError` and `ReplicaLostError`, which `aiocuda.serving` and `aiocuda.cluster` export.
 __all__ = [
     "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
     "CompilerNotFoundError", "CycleError", "DeadlockError", "DeviceFault", "DeviceOutOfMemory", "DrainTimeoutWarning",
@@ -291,3 +294,25 @@ class UnorderedAccessWarning(RuntimeWarning):
 
     Make one stream wait for the operation of the other: ``stream.wait(operation)``.
     """
+
+
+class DeadlineError(AiocudaError, TimeoutError):
+    """The deadline has passed, or the request was refused because it would miss it.
+
+    A `MicroBatcher` does not pass a request to its function if it was refused, or expired before its batch began.
+    """
+
+    deadline_s: float  #: seconds from the call, as requested
+    predicted_s: float | None  #: the predicted time of a request that was refused; None for one that has expired
+
+
+class ReplicaLostError(AiocudaError, RuntimeError):
+    """The replica was lost while it ran this call, or no replica is left.
+
+    The method may have run in whole, in part or not at all. ``__cause__`` is the `DeviceFault` that ended the replica,
+    if there is one. If the method may run twice, use ``call(…, retry=True)``.
+    """
+
+    replica: int | None  #: index of the replica; None if there is none to run the call
+    epoch: int | None  #: the epoch that was lost
+    reason: str  #: why it was lost

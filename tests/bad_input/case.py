@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import aiocuda
 from aiocuda import Device, Kernel
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.testing import SimulatedDriver

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from aiocuda._wakeups import MOST_WOKEN
+from aiocuda._base._wakeups import MOST_WOKEN
 from aiocuda.cluster._changes import Changes
 from aiocuda.cluster._method_times import MethodTimes
 from aiocuda.cluster._restarts import Restarts

@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Kernel, Operation
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until, until_gone

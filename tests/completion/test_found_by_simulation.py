@@ -30,7 +30,7 @@ from aiocuda import (
     Stage,
     UnsupportedError,
 )
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._choices import SeededChoices
 from aiocuda.driver.simulated._upset import Upsets

@@ -11,8 +11,8 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._device_state import CAPTURERS
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, block_until, open_peer, quickly, refusal, until

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiocuda import Device, Operation
-from aiocuda._device_resources import resources_of
 from aiocuda.completion import _listeners, _stream_queue
+from aiocuda.device._resources import resources_of
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, Operation, _wakeups
-from aiocuda._device_resources import resources_of
+from aiocuda import Device, DeviceFault, Operation
+from aiocuda._base import _wakeups
 from aiocuda.completion import _operation, _stream_queue
 from aiocuda.completion._stream_queue import stream_operation
+from aiocuda.device._resources import resources_of
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns

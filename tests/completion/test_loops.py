@@ -16,8 +16,8 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, Stream, UnsupportedError, WrongLoopError
-from aiocuda._device_resources import resources_of
 from aiocuda.cluster import open_cluster
+from aiocuda.device._resources import resources_of
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, turns, until
 

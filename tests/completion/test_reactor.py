@@ -17,8 +17,8 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Kernel, Operation, Stream
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import stream_operation
+from aiocuda.device._resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver

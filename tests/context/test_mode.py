@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value

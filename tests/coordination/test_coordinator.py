@@ -20,7 +20,7 @@ from aiocuda import (
     Stream,
     WrongLoopError,
 )
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS
 from tests.helpers import SPIN, in_thread, quickly, until

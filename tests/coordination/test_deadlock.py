@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiocuda import AsyncCoordinator, ClosedError, CycleError, DeadlockError, Device, EventPool, SkippedError, Stream
-from aiocuda._deadlock import waiting
+from aiocuda._base._deadlock import waiting
 from aiocuda.testing import Latch
 from tests.coordination.graphs import ITEMS
 from tests.helpers import SPIN, quickly, until

@@ -16,8 +16,8 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, BusyError, ClosedError, Device, DeviceFault, SkippedError, StaleHandleError
-from aiocuda._event import elapsed_ms
 from aiocuda.coordination import Node
+from aiocuda.device._event import elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, TRAP

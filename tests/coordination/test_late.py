@@ -29,7 +29,7 @@ from aiocuda import (
     SkippedError,
     StreamBarrier,
 )
-from aiocuda._deadlock import find_stuck
+from aiocuda._base._deadlock import find_stuck
 from aiocuda.coordination import Node
 from tests.coordination.graphs import ITEMS
 from tests.coordination.test_found_by_simulation import LONG, simulated

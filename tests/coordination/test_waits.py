@@ -19,7 +19,7 @@ from aiocuda import (
     StreamBarrier,
     StreamPool,
 )
-from aiocuda._deadlock import waiting
+from aiocuda._base._deadlock import waiting
 from aiocuda.testing import Latch
 from tests.coordination.test_deadlock import INSTANTLY, Clock, check_often, clock
 from tests.helpers import SPIN, Reports, quickly, until

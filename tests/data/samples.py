@@ -159,7 +159,7 @@ def has_library(sample: Any, out: Any) -> None:
     import sys
 
     out["y"][...] = sum(name.startswith("aiocuda") for name in sys.modules)
-    out["x"][...] = "aiocuda._device" in sys.modules or "aiocuda.errors" in sys.modules
+    out["x"][...] = "aiocuda.device._device" in sys.modules or "aiocuda.errors" in sys.modules
 
 
 def addresses(sample: Any, out: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device
-from aiocuda._host_use import _sampler
+from aiocuda._base._host_use import _sampler
 from aiocuda.data import DataLoader, LoaderAdvice, LoaderStats, sync_loader
 from aiocuda.data._limits import MOST_GROWTH, limit_of
 from aiocuda.data._statistics import advise, times_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda._host_use import _sampler
+from aiocuda._base._host_use import _sampler
 from aiocuda.data import DataLoader, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_processes import shared_files
@@ -66,6 +66,7 @@ async def traces(device: aiocuda.Device, driver: CountsPinned) -> dict[str, int]
     pool = device._resources.pinned_pool
     gc.collect()
     pool.sweep()
+    free = sum(region.nbytes for regions in pool._free.values() for region in regions)
     statistics = driver.statistics()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -73,7 +74,7 @@ async def traces(device: aiocuda.Device, driver: CountsPinned) -> dict[str, int]
         "processes": len(multiprocessing.active_children()),
         "threads": loader_threads(),
         "pinned and in use": sum(region.nbytes for region in pool.lent.values()),
-        "pinned and not free": driver.pinned_bytes - sum(region.nbytes for free in pool._free.values() for region in free),
+        "pinned and not free": driver.pinned_bytes - free,
         "streams": statistics["streams"],
         "many events": statistics["events"] > 200,
     }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from aiocuda._types import Dim3
+from aiocuda._base._types import Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, Node, RecordedCall, record_after
 from aiocuda.driver.software._model import COMPUTE_SLOTS

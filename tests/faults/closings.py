@@ -19,7 +19,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.testing.fixtures import left_on
 from tests.helpers import AFFINE, PATIENCE, SPIN, until

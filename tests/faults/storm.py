@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import StreamOperation
+from aiocuda.device._resources import resources_of
 from aiocuda.memory._host_writes import HOST_WRITES
 from aiocuda.testing.fixtures import left_on
 from tests.helpers import AFFINE, SPIN

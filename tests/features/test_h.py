@@ -9,7 +9,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, UnsupportedError, WrongDeviceError
-from aiocuda._types import DeviceProperties
+from aiocuda._base._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
 from tests.helpers import AFFINE, quickly

@@ -21,9 +21,9 @@ from aiocuda import (
     UnsupportedError,
     WrongDeviceError,
 )
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
+from aiocuda.device.streams._stream import StreamView
 from aiocuda.driver.host import HostDriver
-from aiocuda.stream._stream import StreamView
 from tests.graph.kit import N
 from tests.helpers import AFFINE, open_peer, quickly, until
 

@@ -11,8 +11,8 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, InvalidArgumentError, NoEventLoopError
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.device._resources import resources_of
 from aiocuda.integrations import _waiting
 from aiocuda.testing import Latch
 from tests.helpers import open_peer, quickly

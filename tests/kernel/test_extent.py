@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda._types import DeviceProperties, Dim3
+from aiocuda._base._types import DeviceProperties, Dim3
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError
 from aiocuda.kernels._extent import check_extent
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, Kernel, Operation, Stream
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import MemoryResource, SizeClassResource
 
 _SOURCE = """

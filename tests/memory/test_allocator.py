@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until

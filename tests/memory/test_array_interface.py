@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from aiocuda.interchange._array_interface import read, write
-from aiocuda.interchange._foreign import check_contiguous, reach
+from aiocuda.memory.interchange._array_interface import read, write
+from aiocuda.memory.interchange._foreign import check_contiguous, reach
 
 GOOD: dict[str, Any] = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, Kernel, Stream, UnsupportedError
-from aiocuda.interchange import _array_interface
+from aiocuda.memory.interchange import _array_interface
 from tests.helpers import open_peer, quickly
 from tests.memory.others import Producer
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, StaleHandleError, Stream, WrongDeviceError, WrongLoopError
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import Peer, in_thread, open_peer, quickly, until

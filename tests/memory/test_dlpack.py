@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError
-from aiocuda.interchange import _dlpack
-from aiocuda.interchange._dlpack import CPU, CUDA, EXTENSION, ExportedArray, make, read, take
+from aiocuda.memory.interchange import _dlpack
+from aiocuda.memory.interchange._dlpack import CPU, CUDA, EXTENSION, ExportedArray, make, read, take
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 FORMS = [None, (0, 8), (1, 0), (1, 7)]

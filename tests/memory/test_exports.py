@@ -26,8 +26,8 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
 from aiocuda.memory import Adaptor
+from aiocuda.memory.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep

@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import CleanupWarning, Device, InvalidArgumentError
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory import FailingResource
 from aiocuda.testing import SimulatedLoop

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream, UnifiedBuffer, UnsupportedError
-from aiocuda._types import DeviceProperties
+from aiocuda._base._types import DeviceProperties
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory._host_view import HostView

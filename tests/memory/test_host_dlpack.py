@@ -21,9 +21,9 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
-from aiocuda._device_resources import resources_of
-from aiocuda.interchange import _dlpack
-from aiocuda.interchange._host_arrays import as_source, as_target
+from aiocuda.device._resources import resources_of
+from aiocuda.memory.interchange import _dlpack
+from aiocuda.memory.interchange._host_arrays import as_source, as_target
 from aiocuda.testing import Latch
 
 pytestmark = pytest.mark.asyncio

@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, DriverError, Operation, PinnedBuffer, SkippedError, Stream
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.memory._staging import CHUNK_BYTES
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiocuda import DeviceFault, DeviceOutOfMemory
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import FailingResource, LimitResource, SizeClassResource
 from aiocuda.testing import Latch

@@ -11,8 +11,8 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Stream, WrongDeviceError
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._reactor import reactors_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiocuda import DriverError, StaleHandleError
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import Reports, open_peer, quickly, refusal

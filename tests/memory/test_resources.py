@@ -23,7 +23,7 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import (
     Adaptor,

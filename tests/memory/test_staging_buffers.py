@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Operation
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory import _staging
 from aiocuda.testing import Latch, SimulatedLoop

@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, InvalidTypeError, Kernel, Operation, Stream
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.errors import DrainTimeoutWarning
 from aiocuda.testing import Latch

@@ -126,7 +126,7 @@ async def test_nodes_of_a_coordinator_have_labels(device: Device) -> None:
 
 
 def _current_label() -> str | None:
-    from aiocuda._label import LABEL
+    from aiocuda._base._label import LABEL
 
     return LABEL.get()
 

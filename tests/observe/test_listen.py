@@ -10,8 +10,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, Operation, Stream
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from aiocuda.testing import Latch

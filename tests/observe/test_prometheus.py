@@ -33,7 +33,7 @@ from aiocuda import (
     Stream,
     StreamPool,
 )
-from aiocuda._collections import COLLECTIONS
+from aiocuda._base._collections import COLLECTIONS
 from aiocuda.data import DataLoader
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.adaptors import StatisticsResource

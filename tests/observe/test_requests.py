@@ -16,7 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device
-from aiocuda._collections import COLLECTIONS
+from aiocuda._base._collections import COLLECTIONS
 from aiocuda.observe import Timeline
 from aiocuda.serving import Batch, BatcherStatistics, DeadlineError, MicroBatcher
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiocuda import BusyError, Device, Pipeline, Slot, Stage
-from aiocuda._processor import last_level_cache, processors
+from aiocuda._base._processor import last_level_cache, processors
 from aiocuda.pipeline import PipelineAdvice
 from aiocuda.pipeline._advice import advise
 from aiocuda.pipeline._meter import SingleItemMeter

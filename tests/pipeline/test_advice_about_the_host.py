@@ -16,7 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Kernel, Pipeline, Slot, Stage
-from aiocuda._host_use import HostLoad, _sampler
+from aiocuda._base._host_use import HostLoad, _sampler
 from aiocuda.pipeline import PipelineAdvice, PipelineStats
 from aiocuda.pipeline._advice import HostTimes, advise
 from aiocuda.pipeline._meter import SingleItemMeter

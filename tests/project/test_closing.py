@@ -15,9 +15,9 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
-from aiocuda._open import DriverName
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
+from aiocuda.device._open import DriverName
 from aiocuda.errors import DrainTimeoutWarning
 from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.pool import StreamPool

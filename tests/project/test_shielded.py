@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
-from aiocuda._shutdown import end_tasks, finish_shielded, finish_within
+from aiocuda._base._shutdown import end_tasks, finish_shielded, finish_within
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.pool import StreamPool

@@ -1,7 +1,7 @@
 """User code may raise anything: the waiter gets it, nothing hangs, and the failed object can be used again (P32).
 
 Every place that calls a function of the user is tested with every kind of exception, on two drivers. The rules are
-those of `aiocuda._user_code`.
+those of `aiocuda._base._user_code`.
 """
 
 from __future__ import annotations

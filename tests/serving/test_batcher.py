@@ -29,7 +29,7 @@ from aiocuda import (
     QueueFullError,
     WrongLoopError,
 )
-from aiocuda._faults import FAULTS
+from aiocuda._base._faults import FAULTS
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from tests.helpers import SAXPY, TRAP, Reports, in_thread, quickly, turns, until
 

@@ -11,20 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._state import TRANSITIONS, State
 from aiocuda.completion._stream_queue import INTERNAL, MOST_PER_PUMP, StreamOperation, stream_operation
 from aiocuda.completion._submission import Submission
 from aiocuda.coordination._scheduled_node import ScheduledNode
+from aiocuda.device._resources import resources_of
 from aiocuda.memory._buffer import DeviceBuffer
 
 if TYPE_CHECKING:
     from aiocuda import AsyncCoordinator, Device, EventPool, Stream, StreamPool
-    from aiocuda._event import Event
     from aiocuda.completion._notifiers import NotifierPool
     from aiocuda.completion._stream_queue import StreamQueue
     from aiocuda.coordination import Node
+    from aiocuda.device._event import Event
     from aiocuda.driver.simulated import SimulatedDriver
 
 __all__ = [

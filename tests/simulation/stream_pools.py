@@ -16,7 +16,7 @@ from tests.simulation.kernels import AFFINE
 
 if TYPE_CHECKING:
     from aiocuda import Device
-    from aiocuda._types import Priority
+    from aiocuda._base._types import Priority
     from aiocuda.completion._stream_queue import StreamQueue
     from aiocuda.pool._lease import LeasedStream
     from aiocuda.pool._strategy import StrategyName

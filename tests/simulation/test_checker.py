@@ -15,14 +15,14 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._failure import Poison
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._state import DONE, SUBMITTED
 from aiocuda.completion._stream_queue import StreamOperation, new_operation, stream_operation
+from aiocuda.device._resources import resources_of
+from aiocuda.device.streams._memory_access import MemoryAccess
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._choices import SeededChoices
-from aiocuda.stream._memory_access import MemoryAccess
 from tests.helpers import SPIN, TRAP
 from tests.simulation import actions, pipelines
 from tests.simulation.actions import Actions

@@ -26,9 +26,9 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.interchange import _dlpack
-from aiocuda.interchange._dlpack import CPU, CUDA_HOST, EXTENSION
-from aiocuda.interchange._exports import Exports
+from aiocuda.memory.interchange import _dlpack
+from aiocuda.memory.interchange._dlpack import CPU, CUDA_HOST, EXTENSION
+from aiocuda.memory.interchange._exports import Exports
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, open_peer, quickly, until
 from tests.memory.others import Interfaced, Producer, handle, sweep

@@ -24,9 +24,9 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
+from aiocuda.device.streams._transfers import MOST_BOUND
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Instrument
-from aiocuda.stream._transfers import MOST_BOUND
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, open_peer, quickly, refusal, until
 

@@ -14,8 +14,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import STREAM_CAPTURE_IMPLICIT
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, Reports, quickly, until

@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Stream, StreamPool
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch

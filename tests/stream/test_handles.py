@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, InvalidTypeError, Kernel, StaleHandleError, Stream
-from aiocuda._device_resources import resources_of
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, open_peer, quickly, until

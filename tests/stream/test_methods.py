@@ -7,9 +7,9 @@ from pathlib import Path
 
 from aiocuda.completion import _stream_queue
 from aiocuda.coordination import _group_stream
-from aiocuda.graph import _recorder
+from aiocuda.device.graphs import _recorder
+from aiocuda.device.streams import _checker, _hook, _stream
 from aiocuda.pool import _workload
-from aiocuda.stream import _checker, _hook, _stream
 
 #: Methods that give the stream no work of the program, so that a group's stream need not wait for its prerequisites.
 NO_WORK = {"empty", "wait", "end", "capture", "lend", "__cuda_stream__", "aclose"}
@@ -20,7 +20,7 @@ NOT_IN_A_CAPTURE = {"capture", "lend", "__cuda_stream__", "aclose"}
 #: Methods without an operation of their own, which the checker ignores.
 UNCHECKED = {"empty", "end", "capture", "lend", "__cuda_stream__", "aclose", "launch_graph"}
 
-_CURE = "src/aiocuda/stream/README.md lists the places that a new stream method changes"
+_CURE = "src/aiocuda/device/streams/README.md lists the places that a new stream method changes"
 
 
 def names_in(text: str) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._mistakes import add_reader
+from .._base._mistakes import add_reader
 from ._messages import HEADER, Buffer, Pipe, message, unpacked
 
 __all__ = ["MessageSocket"]

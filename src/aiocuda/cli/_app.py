@@ -27,8 +27,8 @@ import numpy as np
 import typer
 
 from .. import __version__
-from .._device import Device
-from .._open import DriverName, open_device
+from ..device._device import Device
+from ..device._open import DriverName, open_device
 from ..driver.cuda import _probe
 from ..driver.host import HostDriver
 from ..errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .._wakeups import Waiters, Wakes, wake_future
+from .._base._wakeups import Waiters, Wakes, wake_future
 
 __all__ = ["Changes"]
 

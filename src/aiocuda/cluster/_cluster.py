@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from .._checks import check_timeout
-from .._log import log
-from .._mistakes import keywords, lacks
-from .._shutdown import finish_within
-from .._types import ProcessLocal, SourceLine
+from .._base._checks import check_timeout
+from .._base._log import log
+from .._base._mistakes import keywords, lacks
+from .._base._shutdown import finish_within
+from .._base._types import ProcessLocal, SourceLine
 from ..errors import CleanupWarning, InvalidTypeError
 from ._dispatcher import Dispatcher
 from ._handle import ReplicaHandle

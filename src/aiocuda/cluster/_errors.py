@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from .._processes._failures import Failure
-from .._service_errors import DeadlineError, ReplicaLostError
-from ..errors import AiocudaError
+from ..errors import AiocudaError, DeadlineError, ReplicaLostError
 
 __all__ = ["DeadlineError", "RemoteError", "ReplicaLostError", "exception_of"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._checks import check_deadline, flag
-from .._mistakes import keywords
-from .._types import ProcessLocal
+from .._base._checks import check_deadline, flag
+from .._base._mistakes import keywords
+from .._base._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._dispatcher import Dispatcher
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, get_args
 
-from .._checks import as_count
+from .._base._checks import as_count
 from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["EngineName", "checked"]

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._log import log
+from .._base._log import log
+from .._base._wakeups import Waiters, Wakes
 from .._processes._failures import text_of
 from .._processes._messages import Buffer
-from .._wakeups import Waiters, Wakes
 from ..errors import DeviceFault
 from ._changes import Changes
 from ._engine import Engine

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .._checks import is_coroutine_function
-from .._user_code import call
+from .._base._checks import is_coroutine_function
+from .._base._user_code import call
 from ..errors import ClosedError, InvalidTypeError
 
 __all__ = ["ServedObject"]

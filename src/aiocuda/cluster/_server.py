@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from .._fault_watch import FaultWatch
-from .._faults import FAULTS
-from .._open_devices import OPEN_DEVICES
+from .._base._fault_watch import FaultWatch
+from .._base._faults import FAULTS
 from .._processes._failures import Failure, failure_from, text_of
+from ..device._open_devices import OPEN_DEVICES
 from ..errors import ClosedError, DeviceFault
 from ._errors import RemoteError
 from ._messages import (

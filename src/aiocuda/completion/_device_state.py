@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Protocol, cast
 
-from .._types import DeviceProperties, Priority
+from .._base._types import DeviceProperties, Priority
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases, Lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from .._checks import flag
+from .._base._checks import flag
 from ..errors import InvalidTypeError
 from ._operation import Operation
 from ._state import DONE

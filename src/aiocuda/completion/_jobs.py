@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .._user_code import LEAVES_LOOP, failure_of
+from .._base._user_code import LEAVES_LOOP, failure_of
 from ..driver.protocol import Driver, Port, WorkerThreads
 from ..errors import ClosedError
 

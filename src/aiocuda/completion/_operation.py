@@ -7,9 +7,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
-from .._label import shown
-from .._mistakes import lacks, refuses
-from .._types import ProcessLocal
+from .._base._label import shown
+from .._base._mistakes import lacks, refuses
+from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
 __all__ = ["Operation"]

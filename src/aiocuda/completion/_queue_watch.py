@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from .._advice import advise
-from .._log import log
-from .._types import DeviceProperties, SourceLine
+from .._base._advice import advise
+from .._base._log import log
+from .._base._types import DeviceProperties, SourceLine
 
 if TYPE_CHECKING:
     from ._reactor import Reactor

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Self
 
-from .._log import log
-from .._mistakes import add_reader
-from .._user_code import LEAVES_LOOP
-from .._wakeups import Wakes
+from .._base._log import log
+from .._base._mistakes import add_reader
+from .._base._user_code import LEAVES_LOOP
+from .._base._wakeups import Wakes
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm

@@ -13,8 +13,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from .._advice import advise
-from .._types import SourceLine
+from .._base._advice import advise
+from .._base._types import SourceLine
 from ..errors import AiocudaError
 from ._operation import Operation
 from ._stream_queue import INTERNAL, StreamOperation, stream_operation
@@ -58,7 +58,7 @@ MOST_BETWEEN: Final = 1e-3
 _NEEDED = frozenset({"download", "submit"})
 
 #: The packages through which a program calls the methods of a stream. Calls by others, such as pipelines, are theirs.
-_METHODS = ("completion", "stream", "kernels", "graph", "pool")
+_METHODS = ("completion", "device/streams", "device/graphs", "kernels", "pool")
 
 
 class RoundTripWatch:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from .._checks import check_callback
-from .._label import LABEL
-from .._log import log
-from .._wakeups import Callback, Waiters, wake_future
+from .._base._checks import check_callback
+from .._base._label import LABEL
+from .._base._log import log
+from .._base._wakeups import Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._failure import Failure, Poison, raisable

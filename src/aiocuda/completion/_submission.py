@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from typing import Any, Final, Protocol
 
-from .._log import log
-from .._user_code import LEAVES_LOOP, call
+from .._base._log import log
+from .._base._user_code import LEAVES_LOOP, call
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 from ._failure import Failure

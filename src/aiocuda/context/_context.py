@@ -10,19 +10,19 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._open import DriverName, open_device
-from .._statistics import DeviceStatistics
-from .._types import Priority, ProcessLocal
+from .._base._statistics import DeviceStatistics
+from .._base._types import Priority, ProcessLocal
 from ..completion._stream_queue import stream_queue
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
+from ..device._device import Device
+from ..device._open import DriverName, open_device
+from ..device._resources import resources_of
+from ..device.streams._stream import owned
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pool import StreamPool, StreamPoolStatistics
 from ..stream import Stream
-from ..stream._stream import owned
 from ._steps import StepConfig, StepRunner, StepTelemetry
 
 __all__ = ["ContextStatistics", "ManagedContext", "Purpose"]

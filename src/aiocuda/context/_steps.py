@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy.typing as npt
 
-from .._checks import is_coroutine_function, is_function, several
-from .._device import Device
-from .._device_resources import resources_of
-from .._event import Event
-from .._shutdown import end_tasks, finish_shielded
+from .._base._checks import is_coroutine_function, is_function, several
+from .._base._shutdown import end_tasks, finish_shielded
 from ..completion._operation import Operation
+from ..device._device import Device
+from ..device._event import Event
+from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
-from ..interchange._host_arrays import as_source
+from ..memory.interchange._host_arrays import as_source
 from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
 from ..pipeline._failures import root_failure
 

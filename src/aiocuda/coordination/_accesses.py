@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import several
-from .._types import SourceLine
+from .._base._checks import several
+from .._base._types import SourceLine
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamOperation
+from ..device.streams._checker import Touch
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
 from ..memory._arrays import address_of, check_awaited
@@ -21,7 +22,6 @@ from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..stream import Checker
-from ..stream._checker import Touch
 
 if TYPE_CHECKING:
     from ..completion._stream_queue import StreamQueue

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from .._checks import check_integer, check_timeout
-from .._deadlock import waiting
-from .._device import Device
-from .._event import Event, elapsed_ms, record_event
-from .._types import ProcessLocal
-from .._wakeups import Waiters, Wakes, wake_future
+from .._base._checks import check_integer, check_timeout
+from .._base._deadlock import waiting
+from .._base._types import ProcessLocal
+from .._base._wakeups import Waiters, Wakes, wake_future
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
+from ..device._device import Device
+from ..device._event import Event, elapsed_ms, record_event
+from ..device.streams._stream import Stream
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -21,7 +22,6 @@ from ..errors import (
     WrongLoopError,
 )
 from ..pool._device_watch import DeviceWatch, check_device
-from ..stream._stream import Stream
 from ._group import StreamGroup
 from ._joining import follow
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from .._label import LABEL
+from .._base._label import LABEL
 from ..completion._failure import raisable
 from ..completion._stream_queue import stream_queue
 from ..errors import BusyError

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
 
-from .._checks import check_timeout, is_coroutine_function, is_function, several
-from .._device import Device
-from .._device_resources import resources_of
-from .._event import Event
-from .._label import LABEL, check_label
-from .._types import ProcessLocal
-from .._user_code import LEAVES_LOOP
+from .._base._checks import check_timeout, is_coroutine_function, is_function, several
+from .._base._label import LABEL, check_label
+from .._base._types import ProcessLocal
+from .._base._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamOperation
+from ..device._device import Device
+from ..device._event import Event
+from ..device._resources import resources_of
+from ..device.streams._stream import launch_converted
+from ..device.streams._transfers import check_alike
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
-from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
 from ..kernels._binding import argument_count_error
 from ..kernels._extent import check_extent
 from ..memory._buffer import DeviceBuffer
+from ..memory.interchange._host_arrays import as_source, as_target
 from ..stream import Checker, Stream
-from ..stream._stream import launch_converted
-from ..stream._transfers import check_alike
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
 from ._node import KINDS, PRIORITIES, Kind, Node, NodePriority

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._types import Priority, SourceLine
+from .._base._types import Priority, SourceLine
 from ..completion._stream_queue import StreamQueue, stream_queue
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..device.streams._stream import open_stream, owned
 from ..errors import ClosedError
-from ..stream._stream import open_stream, owned
 from ._scheduled_node import ScheduledNode
 
 if TYPE_CHECKING:

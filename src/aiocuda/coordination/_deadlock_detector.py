@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
-from .._deadlock import Wait, deadlock, find_stuck, waiting
-from .._device import Device
-from .._device_resources import DeviceResources
-from .._log import log
+from .._base._deadlock import Wait, deadlock, find_stuck, waiting
+from .._base._log import log
+from ..device._device import Device
+from ..device._resources import DeviceResources
 from ..errors import DeadlockError
 from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
+from ..device.streams._hook import StreamHook
+from ..device.streams._stream import CheckedStream, Stream, StreamView
 from ..errors import CycleError, InvalidTypeError
-from ..stream._hook import StreamHook
-from ..stream._stream import CheckedStream, Stream, StreamView
 from ._dependencies import path_between
 from ._joining import follow
 

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
-from .._label import shown
-from .._types import ProcessLocal
+from .._base._label import shown
+from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
 if TYPE_CHECKING:

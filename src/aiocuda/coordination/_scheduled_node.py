@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from .._checks import check_callback
-from .._label import LABEL
-from .._wakeups import Callback, Waiters, Wakes, wake_future
+from .._base._checks import check_callback
+from .._base._label import LABEL
+from .._base._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Failure, raisable
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
 from ..completion._state import DONE as OPERATION_DONE

@@ -18,11 +18,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._event import Event
-from .._user_code import LEAVES_LOOP
-from .._wakeups import Callback, Waiters, Wakes, wake_future
+from .._base._user_code import LEAVES_LOOP
+from .._base._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Poison
 from ..completion._prediction import INSTANT
 from ..completion._reactor import MOST_PER_TURN
@@ -37,6 +34,9 @@ from ..completion._stream_queue import (
     nothing,
     stream_queue,
 )
+from ..device._device import Device
+from ..device._event import Event
+from ..device._resources import resources_of
 from ..errors import ClosedError, CycleError
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from .._types import ProcessLocal
+from .._base._types import ProcessLocal
 from ..errors import ClosedError, DeviceFault, StaleHandleError
 from ..memory._buffer import DeviceBuffer, block_of
 from ..stream import Stream

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._user_code import call
+from .._base._user_code import call
 from ..errors import InvalidTypeError
 from ..memory._arrays import as_dtype
 from ._fields import ALIGNMENT

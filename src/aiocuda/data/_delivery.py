@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._log import log
+from .._base._log import log
 from ..completion._stream_queue import StreamQueue, stream_queue
-from ..interchange._streams import handle_of
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..memory.interchange._streams import handle_of
 from ..stream import Stream
 from ._batch import Batch, BatchMemory
 

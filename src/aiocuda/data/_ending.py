@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._shutdown import finish_shielded
+from .._base._shutdown import finish_shielded
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import BusyError
 from ._sources import AsyncReader
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from .._shutdown import end_tasks
-from .._user_code import LEAVES_LOOP, failure_of
+from .._base._shutdown import end_tasks
+from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
 from ._collate import collated
 from ._ending import check_caller

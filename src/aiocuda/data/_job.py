@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .._user_code import failure_of
+from .._base._user_code import failure_of
 from ._slots import HostSlot
 from ._sources import BatchPlan
 

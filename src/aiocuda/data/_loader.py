@@ -9,12 +9,12 @@ from typing import Any, NoReturn, Self
 
 import numpy.typing as npt
 
-from .._checks import check_integer
-from .._device import Device
-from .._device_resources import resources_of
-from .._mistakes import keywords
-from .._shutdown import finish_shielded
-from .._types import ProcessLocal, SourceLine
+from .._base._checks import check_integer
+from .._base._mistakes import keywords
+from .._base._shutdown import finish_shielded
+from .._base._types import ProcessLocal, SourceLine
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import (
     BusyError,
     ClosedError,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import check_integer
+from .._base._checks import check_integer
 from ..errors import InvalidArgumentError
 
 __all__ = ["Order", "Permutation", "Positions", "Shuffle", "Step", "WindowShuffle"]

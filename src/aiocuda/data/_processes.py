@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from .._base._user_code import LEAVES_LOOP
 from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled
-from .._user_code import LEAVES_LOOP
 from ..completion._jobs import Jobs
 from ..errors import ClosedError
 from ._errors import WorkerLostError, fatal_sample, no_restart_left

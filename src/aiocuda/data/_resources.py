@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._shutdown import end_tasks, finish_shielded
+from .._base._shutdown import end_tasks, finish_shielded
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..device.streams._stream import owned
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
-from ..stream._stream import owned
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue
 from ._options import LoaderOptions

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._device import Device
+from ..device._device import Device
 from ..memory._pinned import PinnedBuffer, pinned_block_of
 from ._fields import Layout
 

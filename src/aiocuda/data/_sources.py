@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from .._user_code import add_note, call, failure_of
+from .._base._user_code import add_note, call, failure_of
 from ..errors import InvalidTypeError
 from ._order import Order, Permutation, Positions, WindowShuffle
 

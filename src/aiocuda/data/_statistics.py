@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from .._host_use import HostLoad, HostUse
-from .._processor import processors
+from .._base._host_use import HostLoad, HostUse
+from .._base._processor import processors
 from ..errors import BusyError
 from ..pipeline import Bottleneck
 from ._limits import Times, limit_of, ms

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 
-from .._device import Device
-from .._open import DriverName, open_device
+from .._base._types import ProcessLocal
 from .._processes._main_guard import check_main_guard
-from .._types import ProcessLocal
+from ..device._device import Device
+from ..device._open import DriverName, open_device
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
 from ..memory._buffer import DeviceBuffer

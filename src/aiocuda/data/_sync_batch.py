@@ -9,12 +9,12 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._types import ProcessLocal
+from .._base._types import ProcessLocal
 from ..completion._stream_queue import stream_queue
 from ..driver.protocol import Driver
 from ..errors import BusyError, InvalidTypeError, StaleHandleError
-from ..interchange._streams import handle_of
 from ..memory._buffer import BufferExports, DeviceBuffer
+from ..memory.interchange._streams import handle_of
 from ._batch import Batch, are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._host_use import thread_clock
-from .._user_code import failure_of
+from .._base._host_use import thread_clock
+from .._base._user_code import failure_of
 from ..completion._jobs import Jobs
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue

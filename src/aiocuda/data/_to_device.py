@@ -12,12 +12,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import check_integer
-from .._device import Device
-from .._device_resources import resources_of
-from .._shutdown import end_tasks
-from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP, add_note, call, failure_of
+from .._base._checks import check_integer
+from .._base._shutdown import end_tasks
+from .._base._types import ProcessLocal, SourceLine
+from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..device.streams._stream import owned
 from ..errors import (
     BusyError,
     ClosedError,
@@ -26,10 +27,9 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from ..interchange._host_arrays import as_source
 from ..memory._arrays import as_dtype
+from ..memory.interchange._host_arrays import as_source
 from ..stream import Stream
-from ..stream._stream import owned
 from ._batch import Batch
 from ._collate import parts_of
 from ._delivery import Delivery

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from .._processor import processors
+from .._base._processor import processors
 from ..errors import ClosedError, ForkedProcessError
 from . import protocol
 from ._port import native_port

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from .._types import DeviceProperties, Dim3, Span
+from .._base._types import DeviceProperties, Dim3, Span
 from ..errors import DeviceFault, InvalidArgumentError
 
 __all__ = [

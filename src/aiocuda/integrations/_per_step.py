@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
-from .._checks import is_coroutine_function
+from .._base._checks import is_coroutine_function
 from ..errors import InvalidTypeError
 
 __all__ = ["per_step"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from .._shutdown import finish_shielded
+from .._base._shutdown import finish_shielded
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError
 

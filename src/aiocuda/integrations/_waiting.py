@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .._device_resources import DeviceResources, resources_here
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue, nothing, stream_queue
+from ..device._resources import DeviceResources, resources_here
 from ..errors import InvalidArgumentError, NoEventLoopError
 from ..stream import Stream
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion._operation import Operation
+from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
-from ..interchange._streams import handle_of
+from ..memory.interchange._streams import handle_of
 from ..stream import Stream
-from ..stream._submissions import check_submittable
 from . import _waiting
 from ._foreign_streams import ForeignStreams
 from ._requirement import require

@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamQueue, stream_queue
 from ..completion._submission import function_name
+from ..device.streams._submissions import check_submittable
 from ..errors import BusyError, InvalidTypeError
 from ..stream import Stream
-from ..stream._submissions import check_submittable
 from . import _waiting
 from ._foreign_streams import ForeignStreams
 from ._per_step import per_step

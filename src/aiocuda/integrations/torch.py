@@ -15,10 +15,10 @@ from typing import Any, ParamSpec, TypeVar
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
 from ..completion._submission import function_name
+from ..device.streams._stream import submit_call
+from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
 from ..stream import Stream
-from ..stream._stream import submit_call
-from ..stream._submissions import check_submittable
 from . import _waiting
 from ._foreign_streams import ForeignStreams
 from ._per_step import per_step

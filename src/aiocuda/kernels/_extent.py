@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from .._types import DeviceProperties, Dim3
+from .._base._types import DeviceProperties, Dim3
 from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["check_extent"]

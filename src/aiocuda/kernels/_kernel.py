@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from .._checks import is_coroutine_function, is_function
-from .._mistakes import keyword_only, keywords, lacks
+from .._base._checks import is_coroutine_function, is_function
+from .._base._mistakes import keyword_only, keywords, lacks
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, argument_count_error, converters

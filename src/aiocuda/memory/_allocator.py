@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._log import log
-from .._statistics import MemoryStatistics
-from .._user_code import LEAVES_LOOP
+from .._base._log import log
+from .._base._statistics import MemoryStatistics
+from .._base._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
 from ..completion._stream_queue import SHARED, StreamQueue
@@ -47,7 +47,7 @@ _Record: TypeAlias = "tuple[int, StreamQueue | None, MemoryResource]"
 
 
 class AdoptedMemory(Protocol):
-    """Memory of other libraries that buffers use. `aiocuda.interchange._foreign.ForeignMemory` implements it."""
+    """Memory of other libraries that buffers use. `aiocuda.memory.interchange._foreign.ForeignMemory` implements it."""
 
     @property
     def alive(self) -> Collection[Any]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._mistakes import refuses
-from .._types import Span
+from .._base._mistakes import refuses
+from .._base._types import Span
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
@@ -42,7 +42,7 @@ class HasOperation(Protocol):
 
 
 class BufferExports(Protocol):
-    """Exports one device's buffers to other libraries. `aiocuda.interchange._exports.Exports` implements it."""
+    """Exports one device's buffers to other libraries. `aiocuda.memory.interchange._exports.Exports` implements it."""
 
     @property
     def returned(self) -> deque[Any]:

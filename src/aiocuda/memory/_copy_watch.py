@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from .._advice import advise
-from .._types import SourceLine
+from .._base._advice import advise
+from .._base._types import SourceLine
 
 __all__ = ["CopyWatch"]
 
@@ -27,7 +27,7 @@ LEAST_SHARE: Final = 0.2
 SLOWEST: Final = 0.5e9
 
 #: The packages through which a program calls the methods of a stream. Calls by the others, such as loaders, are theirs.
-_METHODS = ("memory", "stream", "pool")
+_METHODS = ("memory", "device/streams", "pool")
 
 
 class CopyWatch:

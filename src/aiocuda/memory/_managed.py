@@ -23,7 +23,7 @@ from ._host_view import HostView
 from ._migrations import PAGE, Migrations
 
 if TYPE_CHECKING:
-    from .._types import DeviceProperties
+    from .._base._types import DeviceProperties
     from ..completion._device_state import DeviceState
     from ..completion._operation import Operation
     from ..completion._reactor import Reactor

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._byte_values import ByteValues
+from .._base._byte_values import ByteValues
 from ..driver.protocol import Advice
 
 __all__ = ["HOST", "PAGE", "Migration", "Migrations", "Use"]

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._types import Span
+from .._base._types import Span
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
 from ..completion._reactor import Reactor
@@ -32,7 +32,7 @@ __all__ = ["HostExports", "PinnedBuffer", "PinnedPool", "pinned_block_of"]
 
 
 class HostExports(Protocol):
-    """Exports pinned arrays to other libraries. `aiocuda.interchange._exports.Exports` implements it."""
+    """Exports pinned arrays to other libraries. `aiocuda.memory.interchange._exports.Exports` implements it."""
 
     def host_capsule(
         self,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._wakeups import Wakes
+from .._base._wakeups import Wakes
 from ..completion._failure import Failure, raisable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from .._checks import as_integer
+from .._base._checks import as_integer
 from ..completion._stream_queue import is_captured
 from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError

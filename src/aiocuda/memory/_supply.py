@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from .._log import log
+from .._base._log import log
 from ..completion._stream_queue import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from .._collections import COLLECTIONS, Collection
+from .._base._collections import COLLECTIONS, Collection
 from ..completion._loop_watch import cancel_sample, running_callback, sample_at
 from ._recording import Blocked, LoopRecord, Resume
 

@@ -17,11 +17,11 @@ from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer, TracerPr
 from opentelemetry.util.types import AttributeValue
 
 from .. import __version__
-from .._checks import flag
-from .._device import Device
-from .._instrument import StartedBatch
+from .._base._checks import flag
+from ..completion._instrument import StartedBatch
 from ..completion._operation import Operation
 from ..completion._stream_queue import INTERNAL, StreamOperation, stream_operation
+from ..device._device import Device
 from ..errors import AiocudaError, InvalidTypeError
 from ._text import valid_text
 

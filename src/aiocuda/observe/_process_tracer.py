@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from .._device import Device
-from .._open_devices import OPEN_DEVICES
+from ..device._device import Device
+from ..device._open_devices import OPEN_DEVICES
 from ..errors import AiocudaError
 from ._recording import Recording
 from ._timeline import Timeline

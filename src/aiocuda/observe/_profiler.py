@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._label import printable
-from .._statistics import DeviceStatistics
+from .._base._label import printable
+from .._base._statistics import DeviceStatistics
 from ..completion._operation import Operation
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import AiocudaError
 from ._drawing import COLOURS
 from ._listener import DeviceListener
@@ -147,7 +147,7 @@ class ProfileReport:
         Operations without times: they failed, or were enqueued before the profiler started.
     waits
         Changes in that time of the counts ``polls``, ``sleeps``, ``parks``, ``notifications``, ``failed`` and
-        ``abandoned`` of `aiocuda._statistics.DeviceStatistics`.
+        ``abandoned`` of `aiocuda._base._statistics.DeviceStatistics`.
     labels
         One item for each label of `aiocuda.label`, the busiest first. Operations without a label are not among them.
     """

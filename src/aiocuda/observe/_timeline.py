@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._event import Event
-from .._instrument import EndedRequest, StartedBatch
+from ..completion._instrument import EndedRequest, StartedBatch
 from ..completion._operation import Operation
 from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
+from ..device._device import Device
+from ..device._event import Event
+from ..device._resources import resources_of
 from ..driver._clock import running_clock
 from ..errors import AiocudaError, InvalidTypeError
 from ._drawing import draw

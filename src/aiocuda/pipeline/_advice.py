@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from .._host_use import HostLoad
+from .._base._host_use import HostLoad
 from ..errors import BusyError
 from ._meter import Meter
 from ._plan import Plan

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._processor import last_level_cache, processors
-from .._shutdown import finish_shielded
-from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP
+from .._base._processor import last_level_cache, processors
+from .._base._shutdown import finish_shielded
+from .._base._types import ProcessLocal, SourceLine
+from .._base._user_code import LEAVES_LOOP
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ._advice import PipelineAdvice, advise
 from ._failures import combine, reportable, root_failure, without_closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .._checks import several
+from .._base._checks import several
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._slot import SlotState
 from ._stage import Stage

@@ -10,12 +10,12 @@ from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._host_use import HostUse
-from .._shutdown import end_tasks, finish_shielded, must_end_now
+from .._base._host_use import HostUse
+from .._base._shutdown import end_tasks, finish_shielded, must_end_now
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..coordination._joining import follow
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
 from ._advice import HostTimes

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from .._types import ProcessLocal
+from .._base._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ._slot import ItemProgress, Slot, SlotContents, SlotState
 

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
-from .._device_resources import resources_of
-from .._shutdown import finish_shielded
-from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP, add_note, call, failure_of
+from .._base._shutdown import finish_shielded
+from .._base._types import ProcessLocal, SourceLine
+from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
+from ..device._resources import resources_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ._item import PipelineItem, settle_items
 

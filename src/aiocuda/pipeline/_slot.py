@@ -10,17 +10,17 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import several
-from .._event import Event
-from .._types import ProcessLocal
+from .._base._checks import several
+from .._base._types import ProcessLocal
 from ..completion._operation import Operation
 from ..coordination import Node
+from ..device._event import Event
+from ..device.streams._stream import allocate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import as_dtype, as_shape
 from ..memory._buffer import DeviceBuffer, block_of
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
-from ..stream._stream import allocate
 from ._slot_memory import SlotMemory
 
 __all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot", "memory_of"]

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from .._device import Device
-from .._device_resources import resources_of
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import AiocudaError
 from ..memory._buffer import DeviceBuffer, block_of
 from ..memory._pinned import PinnedBuffer, pinned_block_of

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedError
-from ..interchange import _array_interface, _dlpack
 from ..memory._buffer import DeviceBuffer, block_of, offset_of
+from ..memory.interchange import _array_interface, _dlpack
 from ._slot_memory import SlotMemory
 
 __all__ = ["SlotRanges"]

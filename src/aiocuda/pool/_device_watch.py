@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .._device import Device
-from .._device_resources import resources_of
+from ..device._device import Device
+from ..device._resources import resources_of
 from ..errors import ClosedError
 
 __all__ = ["WATCH_SECONDS", "DeviceWatch", "check_device"]

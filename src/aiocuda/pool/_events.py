@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from .._checks import check_integer, flag
-from .._device import Device
-from .._device_resources import resources_of
-from .._event import Event
-from .._log import log
-from .._types import ProcessLocal
-from .._wakeups import Waiters, Wakes, wake_future
+from .._base._checks import check_integer, flag
+from .._base._log import log
+from .._base._types import ProcessLocal
+from .._base._wakeups import Waiters, Wakes, wake_future
+from ..device._device import Device
+from ..device._event import Event
+from ..device._resources import resources_of
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ._device_watch import DeviceWatch, check_device
 

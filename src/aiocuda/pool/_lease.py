@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
+from ..device.streams._stream import CheckedStream, StreamView
 from ..errors import AiocudaError, ClosedError, StaleHandleError
-from ..stream._stream import CheckedStream, StreamView
 from ._place import Place
 from ._workload import Workload, combine
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from .._types import Priority
+from .._base._types import Priority
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
-from ..stream._stream import Stream
+from ..device.streams._stream import Stream
 from ._workload import Workload
 
 __all__ = ["Place"]

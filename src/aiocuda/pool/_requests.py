@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-from .._deadlock import waiting
-from .._types import Priority
-from .._wakeups import Waiters
+from .._base._deadlock import waiting
+from .._base._types import Priority
+from .._base._wakeups import Waiters
 from ._place import Place
 from ._workload import Workload
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from .._checks import check_integer
-from .._types import Priority
+from .._base._checks import check_integer
+from .._base._types import Priority
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._place import Place
 from ._workload import Workload, WorkloadRecord

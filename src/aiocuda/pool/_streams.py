@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from .._checks import check_integer, check_seconds, check_timeout, flag
-from .._device import Device
-from .._device_resources import resources_of
-from .._types import Priority, ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP, call
+from .._base._checks import check_integer, check_seconds, check_timeout, flag
+from .._base._types import Priority, ProcessLocal, SourceLine
+from .._base._user_code import LEAVES_LOOP, call
 from ..completion._operation import Operation
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..device.streams._stream import owned
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
-from ..stream._stream import owned
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._service_errors import DeadlineError
+from ..errors import DeadlineError
 from ._batch import Batch
 from ._batcher import MicroBatcher
 from ._errors import BatchError, OverloadedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from .._types import ProcessLocal
+from .._base._types import ProcessLocal
 from ..pipeline import Slot
 from ..stream import Stream
 

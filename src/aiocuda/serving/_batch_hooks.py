@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from .._device import Device
-from .._device_resources import resources_of
-from .._instrument import EndedRequest, StartedBatch
+from ..completion._instrument import EndedRequest, StartedBatch
+from ..device._device import Device
+from ..device._resources import resources_of
 from ._batch import Batch
 from ._request import Request, RequestRecord
 

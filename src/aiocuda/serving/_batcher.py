@@ -10,21 +10,21 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from .._checks import check_deadline
-from .._device import DRAIN_TIMEOUT, Device
-from .._device_resources import resources_of
-from .._fault_watch import FaultWatch
-from .._label import LABEL
-from .._log import log
-from .._service_errors import DeadlineError
-from .._shutdown import finish_within
-from .._types import ProcessLocal, SourceLine
-from .._user_code import LEAVES_LOOP
+from .._base._checks import check_deadline
+from .._base._fault_watch import FaultWatch
+from .._base._label import LABEL
+from .._base._log import log
+from .._base._shutdown import finish_within
+from .._base._types import ProcessLocal, SourceLine
+from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
+from ..device._device import DRAIN_TIMEOUT, Device
+from ..device._resources import resources_of
 from ..errors import (
     AiocudaError,
     BusyError,
     ClosedError,
+    DeadlineError,
     DeviceFault,
     DrainTimeoutWarning,
     ForkedProcessError,

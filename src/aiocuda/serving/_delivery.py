@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .._wakeups import Wakes
+from .._base._wakeups import Wakes
 from ._request import Request
 from ._results import is_failure
 from ._statistics import BatcherMeter

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .._checks import as_count, check_seconds, is_coroutine_function, is_function, several
-from .._device import Device
-from .._user_code import call
+from .._base._checks import as_count, check_seconds, is_coroutine_function, is_function, several
+from .._base._user_code import call
 from ..coordination._node import PRIORITIES
+from ..device._device import Device
 from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["BatcherOptions", "checked_rank"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._device import Device
-from .._device_resources import resources_of
 from ..completion._stream_queue import stream_queue
+from ..device._device import Device
+from ..device._resources import resources_of
+from ..device.streams._stream import owned
 from ..pipeline import TripleBuffer
 from ..stream import Stream
-from ..stream._stream import owned
 from ._place import Place
 
 __all__ = ["Places"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .._wakeups import Waiters
+from .._base._wakeups import Waiters
 from ..coordination._node import PRIORITIES
 from ..coordination._ready_queue import ReadyQueue
 from ._request import Request

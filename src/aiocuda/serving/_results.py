@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from .._user_code import failure_of
+from .._base._user_code import failure_of
 from ._errors import BatchError, copy_of
 
 __all__ = ["failures", "is_failure", "outcomes"]

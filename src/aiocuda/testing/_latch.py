@@ -12,8 +12,8 @@ from .kernels import HOLD, HOLDING, RAN_OUT
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .._device import Device
     from ..completion._operation import Operation
+    from ..device._device import Device
     from ..kernels import Kernel
     from ..memory._pinned import PinnedBuffer
     from ..stream import Stream

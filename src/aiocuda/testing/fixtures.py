@@ -17,7 +17,7 @@ import pytest
 from ._blocking import LoopGuard
 
 if TYPE_CHECKING:
-    from .._device import Device
+    from ..device._device import Device
     from ..driver.simulated import SimulatedDriver
     from ._latch import Latch
 
@@ -68,7 +68,7 @@ def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
 
 def left_on(device: Device) -> list[str]:
     """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
-    from .._device_resources import resources_of
+    from ..device._resources import resources_of
 
     if device.closed or device.driver.fault is not None:
         return []  # a closed device has freed everything, and a lost one cannot free anything
@@ -93,7 +93,7 @@ def left_on(device: Device) -> list[str]:
 
 def _held_bytes(device: Device) -> tuple[int, int]:
     """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
-    from .._device_resources import resources_of
+    from ..device._resources import resources_of
 
     for loop_state in resources_of(device).loop_states:
         device.memory.sweep(loop_state.reactor)

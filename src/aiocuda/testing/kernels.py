@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from .._types import Dim3
+    from .._base._types import Dim3
 
 __all__ = [
     "AFFINE",

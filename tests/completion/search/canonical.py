@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from aiocuda._wakeups import Waiters
+from aiocuda._base._wakeups import Waiters
 from aiocuda.completion._reactor import TICK_SECONDS
 from tests.completion.search.client import name_of
 

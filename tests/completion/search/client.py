@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from aiocuda._loop_state import LoopState
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
+from aiocuda.device._loop_state import LoopState
 from tests.completion.search.scripted import ScriptedLoop
 
 if TYPE_CHECKING:

@@ -206,7 +206,7 @@ class WakeupSystem:
         self.driver.clock = max(queue.poll_until for queue in queues if queue.polling)
 
     def _close(self) -> None:
-        """Close the device or the loop, as `aiocuda._loop_state` does it."""
+        """Close the device or the loop, as `aiocuda.device._loop_state` does it."""
         client = self.clients[0]
         if self.setting.close == "device":
             client.loop.inside(client.loop_state.close)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.cuda._code import parameter_layout
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import CompiledKernel, CudaSource, LoadedKernel, Program

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiocuda._faults import FAULTS
+from aiocuda._base._faults import FAULTS
 from aiocuda.driver.cuda import _abi
 from aiocuda.driver.cuda._devices import WARM_STREAMS
 from aiocuda.driver.cuda._driver import CudaDriver

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver._port import Port, open_port
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program

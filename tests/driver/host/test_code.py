@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import DeviceFault, InvalidArgumentError, StaleHandleError, UnsupportedError, WrongDeviceError
 from tests.driver.host.kit import Rig, address_of

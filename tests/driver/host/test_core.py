@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import CudaSource, Driver, EmptyNode, Program
 from aiocuda.driver.software import Core

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
 from aiocuda.errors import (

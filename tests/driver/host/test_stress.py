@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program
 from tests.driver.host.kit import PATIENCE, Rig, address_of

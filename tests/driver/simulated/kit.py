@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.protocol import Program
 from aiocuda.driver.simulated import SimulatedDriver
 

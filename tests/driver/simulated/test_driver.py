@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiocuda import ClosedError, DeviceFault, InvalidTypeError
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.simulated import Clock, SimulatedDriver
 from aiocuda.driver.simulated._driver import MOST_ENTRIES
 from tests.driver.simulated.kit import Bench

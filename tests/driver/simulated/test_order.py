@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver.simulated._order import OrderChecker
 from tests.driver.simulated.kit import Bench
 

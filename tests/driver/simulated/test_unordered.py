@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from tests.driver.simulated.kit import Bench
 
 #: Makes ready what an operation of a stream needs; what it returns enqueues it.

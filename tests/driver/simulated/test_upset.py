@@ -21,7 +21,7 @@ from aiocuda import (
     StaleHandleError,
     UnsupportedError,
 )
-from aiocuda._types import Span
+from aiocuda._base._types import Span
 from aiocuda.driver._codes import FAULTS, LOST, error_class
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._upset import REFUSABLE, Upsets

@@ -19,7 +19,7 @@ import pytest
 
 import aiocuda
 from aiocuda import InvalidTypeError, PerformanceWarning
-from aiocuda._collections import COLLECTIONS
+from aiocuda._base._collections import COLLECTIONS
 from aiocuda.serving.asgi import _freeze, lifespan
 from tests.helpers import turns, until
 from tests.serving.asgi.server import Server, running, serving
@@ -203,7 +203,7 @@ def test_collection_after_the_loop_was_closed_is_not_reported(freezes: None) -> 
     loop.run_until_complete(main())
     (observer,) = COLLECTIONS.observers
     loop.close()
-    from aiocuda._collections import Collection
+    from aiocuda._base._collections import Collection
 
     observer(Collection(2, 0.0, 1.0))
     assert COLLECTIONS.observers == []

@@ -13,7 +13,7 @@ from starlette.routing import Mount, Route
 
 import aiocuda
 from aiocuda import Device, DeviceFault, InvalidArgumentError, InvalidTypeError
-from aiocuda._faults import FAULTS
+from aiocuda._base._faults import FAULTS
 from aiocuda.serving.asgi import health, ready
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, TRAP, open_peer

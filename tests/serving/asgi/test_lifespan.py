@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, InvalidTypeError
-from aiocuda._faults import FAULTS
+from aiocuda._base._faults import FAULTS
 from aiocuda.serving.asgi import _fault_exit, lifespan, ready
 from tests.helpers import PATIENCE, TRAP, UVLOOP, Reports, turns, until
 from tests.serving.asgi.exchange import Exchange, chunk

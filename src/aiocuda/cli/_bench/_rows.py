@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ..._device import Device
 from ...completion._gather import gather
+from ...device._device import Device
 from ...kernels import Kernel
 from ...memory._pinned import PinnedBuffer
 from ...pipeline import Pipeline, Slot, Stage

@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 from ... import __version__
-from ..._open import off_loop
+from ...device._open import off_loop
 from ...driver.cuda._compiler import compile_cuda
 from ...driver.cuda._library import MINIMUM_VERSION, MOST_QUEUES, QUEUES, queues_for, version_text
 from ...driver.protocol import CudaSource

@@ -10,9 +10,9 @@ from typing import Final, Self, cast
 
 import numpy as np
 
-from ..._device import Device
-from ..._open import DriverName, driver_name, off_loop, open_device
-from ..._types import DeviceProperties
+from ..._base._types import DeviceProperties
+from ...device._device import Device
+from ...device._open import DriverName, driver_name, off_loop, open_device
 from ...driver.cuda import find
 from ...driver.cuda._library import QUEUES
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ..._open import off_loop
+from ...device._open import off_loop
 from ...driver.cuda._cache import CacheState, ProgramCache
 from .._report import printable
 from ._finding import Problem, Result

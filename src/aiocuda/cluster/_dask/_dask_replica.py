@@ -10,7 +10,7 @@ from typing import Any
 import distributed
 from distributed.protocol.serialize import Serialize
 
-from ..._log import log
+from ..._base._log import log
 from ..._processes._failures import text_of
 from .._messages import Create, Leave, Packet, Run
 from .._replica_info import ReplicaInfo

@@ -10,11 +10,11 @@ import signal
 import sys
 from typing import NamedTuple
 
-from ..._open import driver_name, off_loop
 from ..._processes._failures import Failure, failure_from
 from ..._processes._inherited_file import InheritedFile
 from ..._processes._messages import Pipe, pipe_of
 from ..._processes._parent_watch import end_with_parent
+from ...device._open import driver_name, off_loop
 from .._messages import Packet
 from .._replica_info import ReplicaInfo
 from .._server import ReplicaServer

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..._types import Dim3, Span
+from ..._base._types import Dim3, Span
 from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..protocol import CompiledKernel, CudaSource, Launcher, Program
 from . import _abi

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from ..._faults import FAULTS
-from ..._types import DeviceProperties, ProcessLocal
+from ..._base._faults import FAULTS
+from ..._base._types import DeviceProperties, ProcessLocal
 from ...errors import (
     AiocudaError,
     DeviceFault,

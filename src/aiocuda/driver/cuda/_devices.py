@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from ..._types import DeviceProperties
+from ..._base._types import DeviceProperties
 from ...errors import InvalidArgumentError, UnsupportedError
 from . import _abi
 from ._core import Context, Core, OpenDevice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..._types import Dim3
+from ..._base._types import Dim3
 from ..protocol import RecordedCall, RecordRefused
 from ._core import WAIT_DEFAULT
 from ._graphs import CudaGraphs

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._types import Dim3, Span
+from ..._base._types import Dim3, Span
 from ...errors import StaleHandleError, UnsupportedError, WrongDeviceError
 from ..protocol import CompiledKernel, CudaSource, Launcher, Program
 from ._core import Core

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._faults import FAULTS
-from ..._types import DeviceProperties, ProcessLocal
+from ..._base._faults import FAULTS
+from ..._base._types import DeviceProperties, ProcessLocal
 from ...errors import (
     AiocudaError,
     ClosedError,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Final
 
-from ..._types import DeviceProperties
+from ..._base._types import DeviceProperties
 from ...errors import InvalidArgumentError, InvalidTypeError
 from .rules._memory import MAX_DEVICES
 

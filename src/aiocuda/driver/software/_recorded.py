@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..._types import Dim3
+from ..._base._types import Dim3
 from ..protocol import RecordedCall, record_after
 from ._graphs import Graphs
 from ._streams import Streams

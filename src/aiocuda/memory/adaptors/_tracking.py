@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..._types import SourceLine
+from ..._base._types import SourceLine
 from .._resource import MemoryResource
 from ._adaptor import Adaptor
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ..._checks import is_coroutine_function, is_function
+from ..._base._checks import is_coroutine_function, is_function
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._disconnect_watch import WATCHED, DisconnectWatch, may_have_body
 from ._hidden_disconnects import HiddenDisconnects

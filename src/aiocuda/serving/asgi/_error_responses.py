@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..._service_errors import DeadlineError, ReplicaLostError
-from ...errors import DeviceFault
+from ...errors import DeadlineError, DeviceFault, ReplicaLostError
 from .._errors import OverloadedError
 from ._answer import answer
 from ._types import ASGIApp, Message, Receive, Scope, Send, check_app

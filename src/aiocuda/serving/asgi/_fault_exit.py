@@ -11,10 +11,10 @@ import threading
 import weakref
 from typing import Any, Final, Self
 
-from ..._fault_watch import FaultWatch
-from ..._faults import FAULTS
-from ..._log import log
-from ..._open_devices import OPEN_DEVICES
+from ..._base._fault_watch import FaultWatch
+from ..._base._faults import FAULTS
+from ..._base._log import log
+from ...device._open_devices import OPEN_DEVICES
 from ...errors import DeviceFault
 
 __all__ = ["FaultExit"]

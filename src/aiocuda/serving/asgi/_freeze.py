@@ -8,9 +8,9 @@ import gc
 from collections.abc import Iterator
 from typing import Final
 
-from ..._advice import advise, is_advice_wanted
-from ..._collections import COLLECTIONS, Collection
-from ..._types import SourceLine
+from ..._base._advice import advise, is_advice_wanted
+from ..._base._collections import COLLECTIONS, Collection
+from ..._base._types import SourceLine
 
 __all__ = ["advised", "frozen"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..._faults import FAULTS
-from ..._open_devices import OPEN_DEVICES
+from ..._base._faults import FAULTS
+from ...device._open_devices import OPEN_DEVICES
 from ._answer import answer
 from ._types import Receive, Scope, Send
 

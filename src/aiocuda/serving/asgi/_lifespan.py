@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from ..._checks import check_integer, flag, is_coroutine_function, is_function
-from ..._types import SourceLine
+from ..._base._checks import check_integer, flag, is_coroutine_function, is_function
+from ..._base._types import SourceLine
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._fault_exit import FaultExit
 from ._freeze import advised, frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from ..._checks import is_function
+from ..._base._checks import is_function
 from ...errors import InvalidTypeError
 
 __all__ = ["ASGIApp", "Message", "Receive", "Scope", "Send", "check_app"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from ..._types import Dim3, Span
+from ..._base._types import Dim3, Span
 from ...driver.protocol import CudaSource, Program
 from ...errors import AiocudaError
 from ..kernels import AFFINE, EXTENT, HOLD, HOLDING, RAN_OUT, SAXPY, SCALARS, SPIN, STAMP, Sample

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...._byte_values import ByteValues
+from ...._base._byte_values import ByteValues
 from ....errors import BusyError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError
 from ...protocol import ManagedAttributes
 

@@ -1,0 +1,146 @@
+"""Errors with the cure for common mistakes: names of other libraries, and operators that a class does not have.
+
+The decorators add nothing that a type checker sees, so a mistake stays an error for it as well. They add no
+``__getattr__``: with one, CPython 3.11 looks up every attribute of the class more slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from ..errors import InvalidTypeError, UnsupportedError
+
+__all__ = ["add_reader", "keyword_only", "keywords", "lacks", "refuses", "unknown_keyword"]
+
+C = TypeVar("C", bound=type[Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+
+#: The operators that `refuses` covers.
+_OPERATORS = (
+    *(f"__{name}__" for name in _BINARY),
+    *(f"__r{name}__" for name in _BINARY),
+    *("__lt__", "__le__", "__gt__", "__ge__"),
+)
+
+
+class _Lacking:
+    """A class attribute that is always an AttributeError, so that `hasattr` is False."""
+
+    __slots__ = ("_cure", "_name")
+
+    def __init__(self, name: str, cure: str) -> None:
+        self._name = name
+        self._cure = cure
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        what = owner.__name__ if instance is None else repr(instance)
+        raise AttributeError(f"{what} has no {self._name!r}: {self._cure}", name=self._name, obj=instance)
+
+
+def lacks(**cures: str) -> Callable[[C], C]:
+    """Return a class decorator: access to one of these names raises an AttributeError with the cure.
+
+    ``dir`` of an instance does not list the names.
+    """
+
+    def decorate(cls: C) -> C:
+        for name, cure in cures.items():
+            assert not hasattr(cls, name), name
+            setattr(cls, name, _Lacking(name, cure))
+        listed: Any = cls.__dir__
+        setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
+        return cls
+
+    return decorate
+
+
+def refuses(cure: str, *more: str) -> Callable[[C], C]:
+    """Return a class decorator: arithmetic, ``<`` and so on, and ``more`` raise an `InvalidTypeError` with the cure.
+
+    An operand of another array library decides itself: it may accept the object by ``__cuda_array_interface__``.
+    """
+
+    def decorate(cls: C) -> C:
+        def refuse(self: Any, *others: Any) -> Any:
+            for other in others:
+                kind = type(other)
+                if not isinstance(other, cls) and (
+                    hasattr(kind, "__cuda_array_interface__") or hasattr(kind, "__dlpack__")
+                ):
+                    return NotImplemented
+            raise InvalidTypeError(f"{self!r} {cure}")
+
+        for name in _OPERATORS:
+            setattr(cls, name, refuse)
+        for name in more:
+            setattr(cls, name, lambda self, *args, **kwargs: _refuse(self, cure))
+        return cls
+
+    return decorate
+
+
+def _refuse(thing: object, cure: str) -> NoReturn:
+    raise InvalidTypeError(f"{thing!r} {cure}")
+
+
+def keyword_only(count: int, cure: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: more than ``count`` positional arguments of the method raise an `InvalidTypeError`."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > count + 1:  # with self
+                raise InvalidTypeError(cure)
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def keywords(cure: str, /, **cures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
+
+    ``cures`` has the cures of single names, ``cure`` that of all others. A hot path takes ``**unknown`` instead, and
+    raises `unknown_keyword`, which costs no call.
+    """
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        code = method.__code__
+        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        called = method.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not kwargs.keys() <= names:
+                raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def unknown_keyword(called: str, names: Iterable[str], cure: str, cures: Mapping[str, str]) -> InvalidTypeError:
+    """Return the error for keyword arguments that a method lacks; see `keywords`."""
+    name = min(names, key=lambda each: (each not in cures, each))  # rather one with a cure of its own
+    return InvalidTypeError(f"{called} has no parameter {name!r}: {cures.get(name, cure)}")
+
+
+def add_reader(loop: asyncio.AbstractEventLoop, descriptor: int, callback: Callable[[], object]) -> None:
+    """Do ``loop.add_reader``. A loop that lacks it raises an `UnsupportedError` with the cure."""
+    try:
+        loop.add_reader(descriptor, callback)
+    except NotImplementedError as error:
+        cure = str(error) or "run the program by asyncio.run(main()), or with uvloop"
+        kind = type(loop)
+        raise UnsupportedError(
+            f"the event loop {kind.__module__}.{kind.__qualname__} has no add_reader, by which devices and processes "
+            f"wake it: {cure}"
+        ) from None

@@ -1,0 +1,195 @@
+"""Shutdown: awaiting work that a cancellation must not interrupt, deadlines, and the interpreter's exit."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Collection, Coroutine
+from typing import Any, Literal, Protocol, TypeVar
+
+from ..errors import DrainTimeoutWarning
+from ._types import SourceLine
+
+__all__ = [
+    "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
+    "warn_unfinished",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+
+async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, shielded from cancellation. A cancellation meanwhile is raised when the work has ended.
+
+    It is raised even if the work has failed; asyncio then reports that failure as never retrieved.
+    """
+    # Not `ensure_future`: without a running loop, in a generator that is collected, it uses a loop that never runs.
+    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    with _shield():
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+    _note_cancelled(task)
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+async def finish_within(
+    seconds: float, work: Coroutine[Any, Any, object]
+) -> tuple[Literal["done", "late", "interrupted"], asyncio.CancelledError | None]:
+    """Await ``work`` for at most ``seconds``, shielded from cancellation; return (outcome, pending cancellation).
+
+    The caller raises the pending cancellation when it has finished its own part of the shutdown. Work that exceeds its
+    time is cancelled. After a second Ctrl-C it gets no time.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    began = loop.time()
+    deadline = began if must_end_now() else began + seconds
+    cancelled: asyncio.CancelledError | None = None
+    with _shield():
+        while not task.done() and loop.time() < deadline:
+            try:
+                await asyncio.wait({task}, timeout=deadline - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error
+    _note_cancelled(task)
+    if not task.done() or task.cancelled():
+        task.cancel()
+        return "interrupted" if loop.time() < began + seconds else "late", cancelled
+    failure = task.exception()
+    if failure is None:
+        return "done", cancelled
+    if cancelled is None:
+        raise failure
+    loop.call_exception_handler({"message": "aiocuda: an end failed while it was cancelled", "exception": failure})
+    raise cancelled
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float | None = None) -> set[asyncio.Task[Any]]:
+    """Wait until all tasks have ended; cancel those that need more than ``seconds``. Return the cancelled tasks.
+
+    If this wait is cancelled, they are cancelled at once.
+    """
+    late = set(tasks)
+    try:
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        for task in tasks:
+            if task in late:
+                task.cancel()
+        if late:
+            with _shield():
+                await asyncio.gather(*tasks, return_exceptions=True)
+    return late
+
+
+def _shield() -> contextlib.AbstractContextManager[object]:
+    """Return a block in which no anyio scope cancels the current task; `asyncio.Task.cancel` still does.
+
+    A cancelled scope cancels its tasks in every iteration of the loop, until they leave the scope. A task that keeps
+    waiting in spite of that would use a whole core. After the block, the scope cancels the task at its next wait.
+    """
+    scope: Any = getattr(sys.modules.get("anyio"), "CancelScope", None)  # None if the program does not use anyio
+    if scope is None or asyncio.current_task() is None:
+        return contextlib.nullcontext()
+    shield: contextlib.AbstractContextManager[object] = scope(shield=True)
+    return shield
+
+
+def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
+    """Warn that a device was left with unfinished operations: after ``limit``, or, if that is empty, by Ctrl-C."""
+    SourceLine.of_caller().warn(
+        f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
+        f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
+        "allocated",
+        DrainTimeoutWarning,
+    )
+
+
+#: Tasks whose awaited work was cancelled by the end of the event loop.
+_must_end_now: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+
+def _note_cancelled(work: asyncio.Task[Any]) -> None:
+    """Note that the loop is ending if the work was cancelled: no other code has this task, so only the loop can."""
+    waiting = asyncio.current_task()
+    if work.cancelled() and waiting is not None:
+        _must_end_now.add(waiting)
+
+
+def must_end_now() -> bool:
+    """True if the running task has to end at once, because of a second Ctrl-C.
+
+    That is a `KeyboardInterrupt` in a task that the first Ctrl-C has cancelled; or it ends the loop, which cancels all
+    tasks, also the work that this task awaits.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        return False
+    return task in _must_end_now or (isinstance(sys.exc_info()[1], KeyboardInterrupt) and task.cancelling() > 0)
+
+
+class DrainDeadline:
+    """The time that a shutdown may take after an exception or a cancellation: ``timeout`` seconds.
+
+    That is `Device.drain_timeout`. From `begin` on, the parts of a context and the device's own shutdown share it.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """Start the time, when the device or its context is left."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self.timeout
+
+    def left(self) -> float:
+        """Return the seconds that are left, at least 1 ms: enough to look once at what is unfinished."""
+        if self._deadline is None:
+            return float(self.timeout)
+        return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+
+class Drained(Protocol):
+    """A device, as the interpreter's exit uses it."""
+
+    deadline: DrainDeadline
+    closed: bool
+
+    def unfinished(self) -> bool:
+        """True if the device has unfinished work."""
+
+
+_open: weakref.WeakSet[Drained] = weakref.WeakSet()
+
+
+def drain_at_exit(device: Drained) -> None:
+    """Wait for the device's work when the interpreter exits. One hook serves all devices."""
+    if not _open:
+        atexit.unregister(_drain_all)
+        atexit.register(_drain_all)
+    _open.add(device)
+
+
+def _drain_all() -> None:
+    """Block until all work is done, its time is up, or Ctrl-C. No loop runs any more, so blocking is allowed here."""
+    began = time.monotonic()
+    try:
+        for device in list(_open):
+            while not device.closed and device.unfinished():
+                if time.monotonic() - began > device.deadline.timeout:
+                    break
+                time.sleep(0.001)  # noqa: TID251 - no loop runs any more
+    except KeyboardInterrupt:
+        return  # the user does not want to wait for the exit; the exit code stays

@@ -1,0 +1,12 @@
+"""Devices: opening one, its streams, events and graphs, and everything that they share.
+
+README.md in this directory describes the modules.
+"""
+
+from __future__ import annotations
+
+from ._device import Device
+from ._event import Event
+from ._open import open_device
+
+__all__ = ["Device", "Event", "open_device"]

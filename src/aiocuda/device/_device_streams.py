@@ -1,0 +1,186 @@
+"""DeviceStreams: opens and closes the streams of one device.
+
+A stream that is closed is destroyed after its work. A stream that is left, by an exception or a cancellation, withdraws
+what is still on the host, and is destroyed after what the device has accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+from .._base._types import Priority
+from ..completion._device_state import DeviceState
+from ..completion._failure import Poison
+from ..completion._state import STAGING
+from ..completion._stream_queue import StreamQueue
+from ..errors import BusyError, ClosedError
+from ..memory._allocator import DeviceMemory
+from ._loop_state import LoopState, LoopStates
+
+__all__ = ["DeviceStreams"]
+
+
+class DeviceStreams:
+    """The streams of one opened device, each by its queue: several `Stream` objects may share one queue.
+
+    While the device is ``closing``, new streams take only what was accepted before. When it is ``closed``, it destroys
+    all streams that are open.
+    """
+
+    __slots__ = ("_device_state", "_driver", "_loop_states", "_memory", "_numbers", "closed", "closing")
+
+    def __init__(self, device_state: DeviceState, memory: DeviceMemory, loop_states: LoopStates) -> None:
+        self._device_state = device_state
+        self._driver = device_state.driver
+        self._memory = memory
+        self._loop_states = loop_states
+        self._numbers = itertools.count()
+        self.closing = self.closed = False
+
+    def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> StreamQueue:
+        """Create a stream. ``cuStreamCreateWithPriority``."""
+        handle = self._device_state.make_stream(priority)
+        queue = StreamQueue(loop_state.reactor, handle, name or f"stream-{next(self._numbers)}")
+        loop_state.queues[queue] = None
+        self._device_state.stream_opened(1)
+        if self.closing:
+            queue.refuse(draining=True)
+        return queue
+
+    def refuse(self, queue: StreamQueue) -> None:
+        """Refuse new work at once. For callers that `close` several streams one after the other."""
+        if not queue.ended:
+            queue.check_loop()
+            queue.refuse()
+
+    async def close(self, queue: StreamQueue) -> None:
+        """Refuse new work, wait for what was accepted, then destroy the stream. A cancelled wait leaves it."""
+        if queue.ended:
+            return
+        queue.check_loop()
+        if queue.lent:
+            raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
+        queue.refuse()
+        try:
+            while not (queue.ended or queue.idle):
+                await queue.settle()
+        except BaseException:
+            self.give_up(queue)
+            raise
+        if not queue.ended:  # another task may have closed it meanwhile
+            queue.finish()
+            self._give_back(queue)
+
+    async def close_all(self, queues: Sequence[StreamQueue]) -> None:
+        """`close` several streams, which refuse new work at once. A cancelled wait leaves all of them."""
+        for queue in queues:
+            self.refuse(queue)
+        try:
+            for queue in queues:
+                await self.close(queue)
+        except BaseException:
+            for queue in queues:
+                self.give_up(queue)
+            raise
+
+    def leave(self, queue: StreamQueue) -> None:
+        """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.
+
+        A stream that is lent is destroyed when the loan has ended and the borrower's work has passed. A stream whose
+        device is being closed stays as it is, because the device waits for its work.
+        """
+        if not queue.draining:
+            self.give_up(queue)
+
+    def give_up(self, queue: StreamQueue) -> None:
+        """Leave a stream even if its device is being closed: the wait for its work was cancelled."""
+        if queue.ended:
+            return
+        queue.check_loop()
+        queue.finish()
+        _withdraw(queue)
+        if not queue.lent:
+            self._close_after_work(queue)
+
+    def loan_ended(self, queue: StreamQueue) -> None:
+        """Destroy a stream that was closed, by itself or with its device, while it was lent."""
+        if queue.lent:
+            return
+        if self._is_open(queue):
+            queue.submit_marker()  # the work that the borrower has enqueued is waited for, too
+            self._close_after_work(queue)
+        elif not self._loop_states.lists(queue) and self._driver.fault is None:
+            with contextlib.suppress(ClosedError):  # the driver was closed with its device
+                self._driver.stream_destroy(queue.handle)
+
+    def forget_dropped(self, loop_state: LoopState) -> None:
+        """Forget idle imported streams that the program does not hold any more. Their owners destroy them."""
+        for queue in tuple(loop_state.queues):
+            if queue.imported and queue.stream is None and queue.idle:
+                queue.finish()
+                self._give_back(queue)
+
+    def destroy(self, queue: StreamQueue) -> None:
+        """Destroy a closed queue's stream. ``cuStreamDestroy``. After a fault the driver is not called.
+
+        A stream that is lent is destroyed when the loan ends, so that the driver gives its handle to no other before.
+        """
+        queue.finish()
+        if self._driver.fault is not None:
+            return
+        if not queue.imported:
+            self._device_state.stream_opened(-1)
+        self._memory.release(queue)
+        if not queue.lent:
+            self._driver.stream_destroy(queue.handle)  # which only forgets an import
+
+    def _close_after_work(self, queue: StreamQueue) -> None:
+        """Destroy the stream when the device has finished its work. Until then its loop state watches it."""
+        if queue.idle:
+            self._give_back(queue)
+        elif self._driver.fault is None:  # after a fault the loop state keeps it, to wake its waiters
+            last = queue.submit_marker()
+            # Not while operations are being resolved: a stream may just have enqueued a wait for the device's end.
+            last.on_settled = lambda: queue.loop.call_soon(self._close_after_work, queue)
+
+    def _give_back(self, queue: StreamQueue) -> None:
+        if self._is_open(queue):
+            del self._loop_states.here().queues[queue]
+            queue.reactor.retire(queue)
+            self.destroy(queue)
+
+    def _is_open(self, queue: StreamQueue) -> bool:
+        """False if the device destroys the stream, or has done so."""
+        return not self.closed and self._loop_states.lists(queue)
+
+
+def _withdraw(queue: StreamQueue) -> None:
+    """Abandon the operations that are still on the host; operations of other streams that wait for them are skipped.
+
+    A download that has begun keeps its place until no thread writes its array any more.
+    """
+    if queue.host_queue.entries and not queue.pending:
+        queue.submit_marker()  # so that they pass after the allocations that were made for them
+    followers = [each for each in queue.host_queue.followers if each.host_queue.entries]  # others were left, too
+    queue.host_queue.followers = {}
+    withdrawn = list(queue.host_queue.entries)
+    landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
+    queue.withdraw_all()
+    if not withdrawn:
+        return
+    error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
+    poison = Poison(error, queue.loop, repr(withdrawn[0]))
+    poison.reported = not followers  # the code that leaves knows of the failure; waiters in other streams may not
+    failure = poison.failure()
+    for operation, land in zip(withdrawn, landings, strict=True):
+        operation.failure = failure
+        if land is not None:
+            operation.copy_out = land
+            if not operation.detached:
+                operation.detached = True
+                queue.pending.append(operation)
+    for follower in followers:
+        follower.host_queue.pump()
+        follower.attend()

@@ -1,0 +1,356 @@
+"""`open_device`, and the choice of the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+import numpy as np
+
+from .._base._advice import is_advice_wanted
+from .._base._checks import check_integer, flag
+from .._base._log import log, prepare
+from .._base._mistakes import add_reader
+from .._base._types import DeviceProperties, SourceLine
+from ..completion._policy import CompletionPolicy, PolicyName
+from ..completion._queue_watch import log_few_queues
+from ..driver._clock import running_clock
+from ..driver.protocol import Driver
+from ..errors import (
+    DriverNotAvailableError,
+    HostDriverWarning,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NoEventLoopError,
+    UnsupportedError,
+)
+from ._device import Device
+from ._open_devices import OPEN_DEVICES
+from ._resources import resources_of
+from .streams import Checker
+
+__all__ = ["DriverName", "driver_name", "off_loop", "open_device"]
+
+T = TypeVar("T")
+
+DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
+
+_NAMES = ("auto", "cuda", "host", "simulated")
+
+
+async def off_loop(work: Callable[[], T]) -> T:
+    """Run a function that may block on a new daemon thread. Only for calls that need no driver."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:  # noqa: BLE001 - raised in the event loop
+            error = caught
+        try:
+            loop.call_soon_threadsafe(finish, result, error)
+        except RuntimeError:
+            if not loop.is_closed():  # a closed loop needs no result
+                raise
+
+    threading.Thread(target=run, name="aiocuda-open", daemon=True).start()
+    return await future
+
+
+async def _offload(driver: Driver, work: Callable[[], T]) -> T:
+    """Run a function that may block on a worker thread of the driver, before the loop has a reactor."""
+    loop = asyncio.get_running_loop()
+    finished: asyncio.Future[None] = loop.create_future()
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the event loop
+            outcome.append(error)
+
+    def look() -> None:
+        if port.drain() and not finished.done():
+            finished.set_result(None)
+
+    def wake() -> None:
+        try:
+            loop.call_soon_threadsafe(look)
+        except RuntimeError:
+            if not loop.is_closed():  # a closed loop needs no wake-up
+                raise
+
+    port = driver.open_port(wake)
+    with contextlib.closing(port):
+        descriptor = port.fileno()
+        if descriptor is not None:
+            add_reader(loop, descriptor, look)
+        try:
+            driver.offload(run, port, 0)  # no reactor uses the tag 0
+            await finished
+        finally:
+            if descriptor is not None and not loop.is_closed():
+                loop.remove_reader(descriptor)
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _first_use(driver: Driver, index: int) -> DeviceProperties:
+    """Open a device, and import the packages that are used from now on. **May block.**"""
+    prepare()
+    return driver.device_open(index)
+
+
+def driver_name(which: object) -> str:
+    """Check a driver's name, and return it; ``"auto"`` becomes the name in ``AIOCUDA_DRIVER``, if that is set."""
+    if not isinstance(which, str):
+        raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
+    if which not in _NAMES:
+        raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}", driver=which)
+    if which != "auto":
+        return which
+    wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"
+    if wanted == "auto" and running_clock() is not None:
+        return "simulated"  # no other driver runs in virtual time
+    if wanted not in _NAMES:
+        raise InvalidArgumentError(f"AIOCUDA_DRIVER={wanted!r} names no driver; there are {', '.join(_NAMES)}")
+    return wanted
+
+
+async def _opened_driver(which: DriverName | Driver, line: SourceLine) -> tuple[Driver, bool]:
+    """Return the driver, and True if the device has to close it. ``line`` is that of a warning."""
+    if not isinstance(which, str):
+        if not callable(getattr(which, "event_query", None)):
+            raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
+        return which, False
+    name = driver_name(which)
+    if name == "simulated":
+        from ..driver.simulated import SimulatedDriver
+
+        return SimulatedDriver(), True
+    if name != "host":
+        reason = await off_loop(_why_not_cuda)
+        if reason is None:
+            return await off_loop(_cuda), False
+        if name == "cuda":
+            raise DriverNotAvailableError(
+                f"CUDA is not available: {reason}. Without a GPU use driver='host', or driver='auto', which takes CUDA "
+                "where there is a GPU",
+                driver=name,
+                reason=reason,
+            )
+        line.warn(
+            f"no GPU is used, work runs on the host driver: {reason}. To choose the host driver without this warning, "
+            "use open_device(driver='host') or AIOCUDA_DRIVER=host",
+            HostDriverWarning,
+        )
+    from ..driver.host import HostDriver
+
+    return HostDriver(), True
+
+
+def _why_not_cuda() -> str | None:
+    from ..driver.cuda import _probe
+
+    return _probe.find()
+
+
+def _cuda() -> Driver:
+    from ..driver.cuda import CudaDriver
+
+    return CudaDriver.get()
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class _Opening:
+    """What `open_device` returns: await it, or enter it by ``async with``."""
+
+    _index: int
+    _which: DriverName | Driver
+    _policy: CompletionPolicy
+    _max_in_flight: int
+    _check: bool
+    _asynchronous: bool
+    _line: SourceLine
+    _advises: bool = dataclasses.field(default_factory=is_advice_wanted)
+    _begun: bool = False
+    _device: Device | None = None
+    call: str = "open_device()"  #: the call that made it, for messages; `ManagedContext` sets its own
+    noun: str = "device"  #: a name for the result
+
+    def _cure(self) -> str:
+        """Return the two ways to open the device, for messages."""
+        return f"use `async with aiocuda.{self.call} as {self.noun}`, or `{self.noun} = await aiocuda.{self.call}`"
+
+    async def _open(self) -> Device:
+        self._begun = True
+        if asyncio._get_running_loop() is None:  # as in a task of trio
+            raise NoEventLoopError(
+                "a device is opened in asyncio's running event loop: under asyncio.run(main()), or "
+                "anyio.run(main, backend='asyncio'); trio's loop is another kind"
+            )
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
+        driver, owned = await _opened_driver(self._which, self._line)
+        try:
+            if running_clock() is not None and driver.name != "simulated":
+                raise InvalidArgumentError(
+                    f"a simulated loop runs in virtual time, and the {driver.name} driver in real time: use "
+                    "driver='simulated', or another loop",
+                    driver=driver.name,
+                )
+            count = driver.device_count()
+            if self._index >= count:
+                raise InvalidArgumentError(
+                    f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
+                )
+            properties = await _offload(driver, lambda: _first_use(driver, self._index))
+            device = Device(
+                driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._line),
+                self._asynchronous,
+            )  # fmt: skip
+            resources = resources_of(device)
+            resources.device_state.advises = self._advises
+            if self._check:
+                resources.checker = Checker()
+            try:
+                resources.loop_state()
+                log("info", "device_opened", device=device.name, index=self._index, driver=driver.name)
+                log_few_queues(properties, self._index)
+            except BaseException:
+                resources.mark_closed()  # no caller gets it
+                raise
+        except BaseException:
+            if owned:
+                driver.close()
+            raise
+        try:
+            for observer in OPEN_DEVICES.observers:
+                await observer.opened(device)
+        except BaseException:
+            await device.__aexit__(*sys.exc_info())  # no caller gets it
+            raise
+        return device
+
+    def __await__(self) -> Generator[Any, None, Device]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Device:
+        self._device = await self._open()
+        return self._device
+
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        assert self._device is not None
+        await self._device.__aexit__(*exc)
+
+    def __enter__(self) -> NoReturn:
+        self._begun = True  # one error is enough: no warning when it is collected
+        raise InvalidTypeError(f"a device is opened by `async with`, not `with`: {self._cure()}")
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __del__(self) -> None:
+        if not getattr(self, "_begun", True):
+            self._line.warn(f"{self.call} was never awaited: {self._cure()}", RuntimeWarning)
+
+    def __repr__(self) -> str:
+        return f"<open_device() at {self._line}>"
+
+    if not TYPE_CHECKING:  # a type checker reports it by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = f": {self._cure()}" if hasattr(Device, name) else ""
+            if cure:
+                self._begun = True  # one error is enough
+            raise AttributeError(f"what open_device() returns is no device yet and has no {name!r}{cure}", name=name)
+
+
+def _checks(check: bool | None) -> bool:
+    """Return True if accesses are to be checked; None means what ``AIOCUDA_CHECK`` says."""
+    if check is not None:
+        return flag(check, "check")
+    wanted = os.environ.get("AIOCUDA_CHECK", "")
+    if wanted not in ("", "0", "1"):
+        raise InvalidArgumentError(f"AIOCUDA_CHECK={wanted!r}: it takes 1 or 0")
+    return wanted == "1"
+
+
+def open_device(
+    index: SupportsIndex = 0,
+    *,
+    driver: DriverName | Driver = "auto",
+    policy: PolicyName | CompletionPolicy = "balanced",
+    max_in_flight: int = 400,
+    check: bool | None = None,
+    asynchronous: bool = True,
+) -> _Opening:
+    """Open a device: ``async with open_device() as device``, or ``await open_device()`` and ``await device.aclose()``.
+
+    The end of the block waits for the work. After an exception or a cancellation it abandons work that is still on the
+    host, and waits at most 5 seconds for work that the device has accepted. A `PerformanceWarning` reports slow ways to
+    use the device, unless ``AIOCUDA_WARN`` is 0.
+
+    Parameters
+    ----------
+    index
+        Which of the driver's devices.
+    driver
+        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` uses CUDA if there is a GPU, a driver
+        and the package; otherwise the host driver, with one `HostDriverWarning`. A GPU that is present and fails
+        raises. ``AIOCUDA_DRIVER`` replaces ``"auto"``.
+    policy
+        How the library sees that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
+    max_in_flight
+        The number of operations of one stream that the device holds at once; more wait on the host.
+    check
+        Look for unordered accesses to the same memory, and warn of them by `UnorderedAccessWarning` with both places in
+        your code; `Device.checker` has them all. Each method of a stream then takes some 20 µs longer. None means what
+        ``AIOCUDA_CHECK`` says, 1 or 0.
+    asynchronous
+        False: every stream of the device is its default stream, also for other libraries. Operations run one after the
+        other, in the order in which they reach the device. No stream is created and no notifier is armed: a timer wakes
+        waiters, some 1 ms late. Programs need no change, and results are the same. Priorities have no effect.
+
+    Raises
+    ------
+    DriverNotAvailableError
+        The named driver is not available.
+    NoEventLoopError
+        It is awaited without asyncio's event loop, under trio for example.
+    """
+    try:
+        number = operator.index(index)
+    except TypeError:
+        number = None
+    if number is None or isinstance(index, (bool, np.bool_)):
+        raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
+    if number < 0:
+        raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)
+    check_integer(max_in_flight, "max_in_flight")
+    if max_in_flight < 1:
+        raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
+    if not isinstance(asynchronous, bool):
+        raise InvalidTypeError(f"asynchronous is True or False, not {asynchronous!r}")
+    if isinstance(driver, str):
+        driver_name(driver)
+    named = CompletionPolicy.named(policy)
+    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, SourceLine.of_caller())

@@ -1,0 +1,92 @@
+"""OpenDevices: the devices that are open in this process."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from asyncio import AbstractEventLoop
+from typing import Any, Protocol
+
+from ..errors import DeviceFault
+
+__all__ = ["OPEN_DEVICES", "DeviceObserver", "OpenDevices", "OpenedDevice"]
+
+
+class DeviceObserver(Protocol):
+    """An object that is notified of every device that the process opens and closes, in all loops and threads."""
+
+    async def opened(self, device: Any, /) -> None:
+        """Called in the loop that has opened the device, before the program gets it."""
+
+    def closing(self, device: Any, /) -> None:
+        """Called when no operation is left, or when the device is abandoned; before its resources are freed."""
+
+
+class OpenedDevice(Protocol):
+    """The resources of a device: `aiocuda.device._resources.DeviceResources`."""
+
+    closed: bool
+    closing: bool
+    device: Any
+    driver: Any
+    index: int
+    loop_states: Any
+
+
+class OpenDevices:
+    """The devices that are open, by weak references, in the order in which they were opened.
+
+    Readers take no lock: the garbage collector may run at each line, and a finaliser may open, close or look for a
+    device. A writer replaces the whole tuple, and begins again if another one was faster.
+    """
+
+    def __init__(self) -> None:
+        self._opened: tuple[weakref.ref[OpenedDevice], ...] = ()
+        self.observers: tuple[DeviceObserver, ...] = ()  #: for `aiocuda trace`
+        self._replacing = threading.Lock()
+
+    def add(self, device: OpenedDevice) -> None:
+        """Add a device that was opened, and forget those that were closed."""
+        new = weakref.ref(device)
+        while True:
+            before = self._opened
+            after = (*(known for known in before if (found := known()) is not None and not found.closed), new)
+            with self._replacing:  # nothing in here allocates memory, so that the collector does not run
+                if self._opened is before:
+                    self._opened = after
+                    return
+
+    def find(self, loop: AbstractEventLoop, gpu: int | None) -> OpenedDevice | None:
+        """Return the device that a loop has open for a GPU; for None, any device.
+
+        A device that is being closed, or has failed, is returned only if there is no other.
+        """
+        unusable: OpenedDevice | None = None
+        for known in self._opened:
+            device = known()
+            if device is None or device.closed or device.loop_states.get(loop) is None:
+                continue
+            if gpu is not None and (device.driver.name != "cuda" or device.index != gpu):
+                continue
+            if not device.closing and device.driver.fault is None:
+                return device
+            unusable = unusable or device
+        return unusable
+
+    def on_loop(self, loop: AbstractEventLoop) -> list[OpenedDevice]:
+        """Return the devices that a loop has open, without those that are being closed."""
+        devices = [device for known in self._opened if (device := known()) is not None]
+        return [each for each in devices if not each.closing and each.loop_states.get(loop) is not None]
+
+    def fault(self) -> DeviceFault | None:
+        """Return the fault of a device that is open, or None."""
+        for known in self._opened:
+            device = known()
+            if device is not None and not device.closed and device.driver.fault is not None:
+                fault: DeviceFault = device.driver.fault
+                return fault
+        return None
+
+
+#: The devices of this process.
+OPEN_DEVICES = OpenDevices()

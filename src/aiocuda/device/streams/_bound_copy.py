@@ -1,0 +1,92 @@
+"""BoundCopy: a copy that a stream repeats, between the same device buffer and the same pinned array."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ...completion._prediction import Estimate
+from ...completion._stream_queue import StreamOperation, StreamQueue
+from ...memory._block import Block
+from ...memory._buffer import DeviceBuffer
+from ...memory._host_writes import HostWrites
+from ...memory._pinned import PinnedBuffer
+
+__all__ = ["BoundCopy"]
+
+
+class BoundCopy:
+    """A copy between a device buffer and a pinned array, with everything bound that does not change.
+
+    It refers to both weakly: the memory is freed as if it did not exist.
+
+    Parameters
+    ----------
+    kind
+        ``"upload"`` or ``"download"``.
+    host_writes
+        The record of the host memory that downloads write.
+    """
+
+    __slots__ = ("_address", "_device", "_dtype", "_enqueue", "_host", "_host_writes", "_nbytes", "_queue", "_shape",
+                 "_uploads")  # fmt: skip
+
+    def __init__(
+        self, kind: str, queue: StreamQueue, device: DeviceBuffer, host: PinnedBuffer, estimate: Estimate,
+        host_writes: HostWrites,
+    ) -> None:  # fmt: skip
+        stream, nbytes = queue.handle, device.nbytes
+        self._uploads = kind == "upload"
+        if self._uploads:
+            ends = (stream, device.address, host.address, nbytes)
+            self._enqueue = queue.prepare(
+                kind, estimate, queue.driver.recorded_upload(*ends), lambda _: queue.driver.upload(*ends)
+            )
+        else:
+            ends = (stream, host.address, device.address, nbytes)
+            self._enqueue = queue.prepare(
+                kind, estimate, queue.driver.recorded_download(*ends), lambda _: queue.driver.download(*ends)
+            )
+        self._queue = queue
+        self._device, self._host = weakref.ref(device), weakref.ref(host)
+        self._address, self._nbytes = host.address, nbytes
+        self._shape, self._dtype = host.shape, host.dtype
+        self._host_writes = host_writes
+
+    def binds(self, device: object, host: object) -> bool:
+        """True if it was made for these two objects."""
+        return self._device() is device and self._host() is host
+
+    def repeat(self, device: Any, host: Any) -> StreamOperation[None] | None:
+        """Enqueue the copy again. Return None if anything is unusual: then it needs all checks.
+
+        A measured hot path: it reads the blocks' attributes directly. The array may have been changed in place.
+        """
+        if self._device() is not device or self._host() is not host:
+            return None
+        array: Any = host
+        memory: Block = device._block  # type: ignore[union-attr]  # it is no None: the caller passed it
+        pinned: Block = array._block
+        queue, flags = self._queue, array.flags
+        used = memory.uses.get(queue)
+        if (
+            used is None
+            or not (memory.ready and pinned.ready)
+            or queue not in pinned.uses
+            or (used.extra is not None and used.failure is not None)
+            or memory.owner.closed
+            or pinned.owner.closed
+            or array.dtype is not self._dtype
+            or array.shape != self._shape
+        ):
+            return None
+        if self._uploads:
+            if not flags.c_contiguous:
+                return None
+            memory.uses[queue] = pinned.uses[queue] = operation = self._enqueue((), (device, host))
+            return operation
+        if not flags.carray or self._host_writes.writer(self._address, self._nbytes) is not None:
+            return None
+        memory.uses[queue] = pinned.uses[queue] = operation = self._enqueue((), (device, host))
+        self._host_writes.add(self._address, self._nbytes, operation)
+        return operation

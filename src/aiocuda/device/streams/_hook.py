@@ -1,0 +1,56 @@
+"""StreamHook: code that runs in place of a stream's methods, and decides whether and when to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from ...completion._operation import Operation
+from ...completion._stream_queue import StreamOperation, StreamQueue
+
+__all__ = ["HookedStream", "RecordedOperation", "StreamHook"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class StreamHook(Protocol):
+    """Runs in place of the methods that give a stream work, or hand it to other code.
+
+    `Stream` has the only call of each method's hook: a new kind of stream needs a hook, and overrides no method. A
+    stream without a hook pays one comparison with None per method, and no Python call. The methods are ``empty``,
+    ``upload``, ``copy``, ``download``, ``fill``, ``prefetch``, ``launch``, ``record``, ``wait``, ``synchronize``,
+    ``add_callback``, ``submit``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and two more: ``end``, when
+    another stream waits for all work of this one, and ``launch_graph``, before a graph is launched on it.
+    """
+
+    def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
+        """Return what the stream's method returns. ``proceed(*args)`` does what it does on a stream without a hook.
+
+        The arguments are in the order of the method's signature, defaults included. Those of ``launch`` are the kernel,
+        grid, block, a tuple of the kernel's arguments, and the bytes of shared memory; those of ``submit`` the
+        function, a tuple of its arguments, and a dict of its keyword arguments.
+        """
+
+
+@runtime_checkable
+class HookedStream(Protocol):
+    """The part of `aiocuda.Stream` that hooks use. It breaks an import cycle: streams import hooks."""
+
+    _queue: StreamQueue
+    _hook: StreamHook | None
+
+    @property
+    def name(self) -> str: ...
+
+    def _last_work(self) -> Operation[Any] | None: ...
+
+
+class RecordedOperation(StreamOperation[T_co]):
+    """An operation that a hook has recorded: its stream has not enqueued it."""
+
+    __slots__ = ()
+
+    def joined_by(self, stream: HookedStream) -> Operation[None]:
+        """Record that later work of this stream waits for the operation. Called by `Stream.wait`."""
+        raise NotImplementedError

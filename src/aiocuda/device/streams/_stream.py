@@ -1,0 +1,643 @@
+"""Stream: work in order on one device. Each method enqueues, and returns an awaitable."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Never, NoReturn, ParamSpec, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._base._checks import check_callback
+from ..._base._label import check_label, labelled
+from ..._base._log import log
+from ..._base._mistakes import lacks, unknown_keyword
+from ..._base._statistics import StreamStatistics
+from ..._base._types import Priority, ProcessLocal, SourceLine
+from ...completion._operation import Operation
+from ...completion._prediction import INSTANT
+from ...completion._stream_queue import StreamOperation, StreamQueue, nothing
+from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
+from ...kernels import Kernel
+from ...memory._buffer import DeviceBuffer
+from ...memory._unified import UnifiedBuffer
+from ...memory.interchange._host_arrays import as_source
+from ...memory.interchange._loan import Loan
+from ...memory.interchange._streams import handle_of
+from .._event import Event, record_event
+from .._loop_state import LoopState
+from .._resources import DeviceResources, resources_of
+from ._checker import CheckingHook
+from ._hook import RecordedOperation, StreamHook
+from ._launches import Launches
+from ._memory_access import MemoryAccess
+from ._submissions import Submissions, check_submittable
+from ._transfers import Transfers
+
+if TYPE_CHECKING:
+    from .._device import Device
+    from ..graphs._graph import Capture
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream", "submit_call"]
+
+_SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
+_HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
+
+_CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
+
+_LAUNCH = "launch takes shared_bytes= and label=; the kernel's arguments follow the block, without keywords"
+_LAUNCH_KEYWORDS = {
+    "cluster": "write `__cluster_dims__(x, y, z)` after `__global__` in the kernel's source",
+    "cooperative": "no launch of this library is cooperative. Split the kernel where its blocks wait for each other, "
+    "into two launches of one stream; or launch it by cuda.core, in `stream.submit(function)`",
+    "shared_mem": "it is called shared_bytes",
+    "stream": "the stream is the object whose launch is called, `stream.launch(kernel, grid, block, *arguments)`",
+}
+
+
+@lacks(
+    sync=_SYNCHRONIZE,
+    wait_stream="stream.wait(other) makes it wait for another stream",
+    wait_event="stream.wait(event) makes it wait for an event",
+    record_event="stream.record() returns an event",
+    query="stream.tail is None if all its work is done",
+    cuda_stream=_HANDLE,
+    ptr=_HANDLE,
+    handle=_HANDLE,
+    close="`await stream.aclose()` closes it, or `async with device.stream() as stream`",
+    auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
+    launch_host_func="stream.add_callback(function) runs a function after its work",
+)
+class Stream(ProcessLocal):
+    """Work in order, on one device, for one event loop.
+
+    Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
+    stream runs in the order of the calls, work of several streams runs side by side. ``async with`` closes the stream
+    at the end, after its work; after an exception or a cancellation it does not wait, see `aclose`. A stream that is
+    not closed is closed with its device.
+
+    ``label=`` names one operation in errors, log events, timelines and profiles; `aiocuda.label` names all operations
+    of a block. The functions of `submit` take arguments of any name, so it has no ``label=``.
+    """
+
+    #: Runs in place of each method, if there is one: see `StreamHook`.
+    _hook: StreamHook | None
+
+    def __init__(self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
+        self.device: Device = resources.device  #: the device that it belongs to
+        self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
+        self._resources = resources
+        self._opened_at = opened_at
+        self._owner: object = None  # of an imported stream's handle
+        self._cure = _CURE  # for the warning about a stream that was left open
+        self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
+        self._queue = queue
+        self._memory = resources.memory
+        self._access = MemoryAccess(resources, queue)
+        self._launches = Launches(resources, queue, self._access)
+        self._transfers = Transfers(resources, queue, self._access)
+        self._submissions = Submissions(queue, self._access)
+        queue.set_stream(self)
+        queue.opened_at = opened_at
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
+        """Return new device memory, uninitialised, without waiting. ``cuMemAllocFromPoolAsync``.
+
+        Raise `DeviceOutOfMemory` if the device has not enough memory, also after a trim and one retry.
+        """
+        queue = self._queue
+        queue.check()
+        if self._hook is not None:
+            return self._hook.call("empty", functools.partial(self._memory.empty, queue), shape, dtype)
+        return self._memory.empty(queue, shape, dtype)
+
+    def empty_like(self, array: npt.ArrayLike | DeviceBuffer) -> DeviceBuffer:
+        """Return new device memory of an array's shape and dtype."""
+        if isinstance(array, (np.ndarray, DeviceBuffer)):
+            return self.empty(array.shape, array.dtype)
+        source = as_source(array)
+        return self.empty(source.shape, source.dtype)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def upload(self, array: Any, *, label: str | None = None) -> Operation[DeviceBuffer]:
+        """Copy an array to the device; the result is a new buffer. ``cuMemcpyHtoDAsync``.
+
+        Parameters
+        ----------
+        array
+            A C-contiguous NumPy array of any shape and any native dtype without objects; bytes or a memoryview; an
+            object with ``__dlpack__`` in host memory, such as a CPU tensor of PyTorch. It is borrowed until the
+            operation is done. The device reads pinned memory directly.
+        """
+        if label is not None:
+            return labelled(label, self.upload, array)
+        if self._hook is not None:
+            return self._hook.call("upload", self._transfers.upload, array)
+        return self._transfers.upload(array)
+
+    def copy(self, target: Any, source: Any, *, label: str | None = None) -> Operation[None]:
+        """Copy between host and device, or between device buffers, of one device or of two.
+
+        Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
+        The host side is what `upload` takes, and writable if it is the target. It is borrowed until the operation is
+        done.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Sizes or shapes differ; the two overlap; an array is not C-contiguous, or read-only and to be written;
+            neither side is device memory.
+        InvalidTypeError
+            Dtypes differ, or something that cannot be copied.
+        BusyError
+            Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
+            the order of streams.)
+        """
+        if label is not None:
+            return labelled(label, self.copy, target, source)
+        if self._hook is not None:
+            return self._hook.call("copy", self._transfers.copy, target, source)
+        return self._transfers.copy(target, source)
+
+    def download(
+        self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None, *, label: str | None = None
+    ) -> Operation[npt.NDArray[Any]]:
+        """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
+        if label is not None:
+            return labelled(label, self.download, buffer, out)
+        if self._hook is not None:
+            return self._hook.call("download", self._transfers.download, buffer, out)
+        return self._transfers.download(buffer, out)
+
+    def fill(self, buffer: DeviceBuffer, value: object, *, label: str | None = None) -> Operation[None]:
+        """Set every item of a buffer to a value of its dtype. ``cuMemsetD8Async``, ``cuMemsetD16Async`` …"""
+        if label is not None:
+            return labelled(label, self.fill, buffer, value)
+        if self._hook is not None:
+            return self._hook.call("fill", self._transfers.fill, buffer, value)
+        return self._transfers.fill(buffer, value)
+
+    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device", *, label: str | None = None) -> Operation[None]:
+        """Move managed memory to the place of its next use. ``cuMemPrefetchAsync``.
+
+        ``to`` is ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
+        Raise `UnsupportedError` if ``device.properties.concurrent_managed_access`` is False.
+        """
+        if label is not None:
+            return labelled(label, self.prefetch, buffer, to)
+        if self._hook is not None:
+            return self._hook.call("prefetch", self._transfers.prefetch, buffer, to)
+        return self._transfers.prefetch(buffer, to)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def launch(
+        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
+        label: str | None = None, **unknown: Never,
+    ) -> Operation[None]:  # fmt: skip
+        """Run a kernel. ``cuLaunchKernelEx``.
+
+        Parameters
+        ----------
+        kernel
+            The first launch compiles and loads it on a worker thread, and waits for that in its place in the stream.
+        grid, block
+            Blocks, and threads per block: an integer, or one to three of them.
+        *args
+            One for each of the kernel's parameters: buffers for pointers, numbers for scalars.
+        shared_bytes
+            Dynamic shared memory per block.
+        label
+            The label of this operation, see `aiocuda.label`.
+        **unknown
+            There are none: a keyword of another library raises `InvalidTypeError` with the cure.
+        """
+        if unknown:
+            raise unknown_keyword("Stream.launch", unknown, _LAUNCH, _LAUNCH_KEYWORDS)
+        launches = self._launches
+        if self._hook is not None:
+            if label is not None:
+                return labelled(label, self.launch, kernel, grid, block, *args, shared_bytes=shared_bytes)
+            return self._hook.call("launch", launches.enqueue, kernel, grid, block, args, shared_bytes)
+        bound = launches.last
+        if (
+            bound is None
+            or kernel is not bound.kernel
+            or grid is not bound.grid
+            or block is not bound.block
+            or shared_bytes is not bound.shared_bytes
+        ):
+            bound = launches.find(kernel, grid, block, shared_bytes)
+            if bound is None:
+                if label is not None:
+                    return labelled(label, launches.launch_new, kernel, grid, block, args, shared_bytes)
+                return launches.launch_new(kernel, grid, block, args, shared_bytes)
+        if label is not None and (type(label) is not str or not label):
+            label = check_label(label)
+        if bound.converters or args:
+            return launches.launch(bound, args, None, label)
+        launches.launches += 1
+        return bound.enqueue((), args, label)
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        """Call a function that enqueues work of another library on this stream; the result is what it returns.
+
+        The function is called once, on the loop's thread, when the host queue of the stream has reached it: normally at
+        once. The operation is done when the device has finished everything that the function enqueued. The arguments
+        and the result are held until then. At most ``submit_ahead`` submissions (see `Device.stream`) are on the device
+        and unfinished; the others wait on the host, because a function may enqueue more than a hardware queue holds.
+
+        On the host and simulated drivers the function runs on a thread of the driver, in stream order, so that a
+        library that computes on the host does its work there.
+
+        Parameters
+        ----------
+        function
+            A plain function. Stream methods raise `BusyError` inside it; exporting a buffer is allowed. The context
+            variables of this call are visible in it.
+        *args, **kwargs
+            Its arguments. A `DeviceBuffer` counts as read and written.
+
+        Raises
+        ------
+        InvalidTypeError
+            ``function`` is a coroutine function, or not callable.
+
+        Notes
+        -----
+        An exception of the function fails the operation, and later operations of the stream are skipped, as after every
+        failed submission; the device has not faulted.
+        """
+        check_submittable(function)
+        if self._hook is not None:
+            return self._hook.call("submit", self._submissions.enqueue, function, args, kwargs)
+        return self._submissions.enqueue(function, args, kwargs)
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def record(self, timing: bool = False, *, event: Event | None = None, label: str | None = None) -> Event:
+        """Record an event after all work enqueued so far. ``cuEventRecord``.
+
+        Parameters
+        ----------
+        timing
+            Make an event that can be asked for elapsed time.
+        event
+            Record this event, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
+        """
+        if label is not None:
+            return labelled(label, self.record, timing, event=event)
+        if self._hook is not None:
+            return self._hook.call("record", functools.partial(record_event, self._queue), timing, event)
+        return record_event(self._queue, timing, event)
+
+    def wait(self, other: Operation[Any] | Event | Stream, *, label: str | None = None) -> Operation[None]:
+        """Let later work of this stream wait, on the device, for an operation, an event or all work of a stream.
+
+        ``cuStreamWaitEvent``. The host does not wait.
+        """
+        if label is not None:
+            return labelled(label, self.wait, other)
+        if self._hook is not None:
+            return self._hook.call("wait", self._wait, other)
+        return self._wait(other)
+
+    def _wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
+        queue = self._queue
+        queue.check()
+        operation: StreamOperation[Any] | None
+        if isinstance(other, Event):
+            other = other.operation
+        if isinstance(other, StreamOperation):
+            operation, theirs = other, other.queue
+
+        elif isinstance(other, Stream):
+            operation, theirs = other._last_work(), other._queue
+        else:
+            raise InvalidTypeError(
+                f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
+                f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
+            )
+        if theirs.driver is not queue.driver:
+            raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")
+        if isinstance(operation, RecordedOperation):
+            return operation.joined_by(self)
+        if operation is None or operation.is_settled:
+            failure = None if operation is None else operation.failure
+            if operation is None or failure is None or failure.delivered:
+                return queue.enqueue("wait", INSTANT, nothing, ())
+        operation.queue.check_loop()
+        return queue.wait(operation)
+
+    def _last_work(self) -> StreamOperation[Any] | None:
+        """Return the operation to wait for in order to wait for all work of this stream; None if nothing is left."""
+        queue = self._queue
+        if queue.shared and not queue.closed:
+            queue.check()
+        else:
+            queue.check_loop()
+        return queue.end() if self._hook is None else self._hook.call("end", queue.end)
+
+    def synchronize(self, *, label: str | None = None) -> Operation[None]:
+        """Return an operation that is done when all work enqueued so far is."""
+        if label is not None:
+            return labelled(label, self.synchronize)
+        if self._hook is not None:
+            return self._hook.call(
+                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, nothing, ())
+            )
+        return self._queue.enqueue("synchronize", INSTANT, nothing, ())
+
+    def add_callback(
+        self,
+        fn: Callable[[Operation[None]], object],
+        *,
+        context: contextvars.Context | None = None,
+        label: str | None = None,
+    ) -> Operation[None]:
+        """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
+        if label is not None:
+            return labelled(label, self.add_callback, fn, context=context)
+        check_callback(fn, context)
+        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, nothing, ())
+        operation = enqueue() if self._hook is None else self._hook.call("add_callback", enqueue)
+        operation.add_done_callback(fn, context=context)
+        return operation
+
+    def capture(self) -> Capture:
+        """Record the work of the stream into a graph, for the duration of a ``with`` block. Nothing runs in the block.
+
+        See `aiocuda.Graph`. A stream that waits for a captured operation is captured, too.
+        """
+        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self._resources, self)
+        return capture() if self._hook is None else self._hook.call("capture", capture)
+
+    # -- imported streams ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_handle(cls, device: Device, handle: Any) -> Stream:
+        """Import a stream that another library has created: work of both sides shares its order.
+
+        aiocuda never destroys it, and holds no work for it on the host: work that the stream cannot take at once raises
+        `BusyError`. So load a kernel first, by `aiocuda.Device.load`. While the other library captures the stream into
+        a graph, every method raises `BusyError` and nothing reaches the stream, so that the capture is not disturbed.
+
+        Parameters
+        ----------
+        handle
+            CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
+        """
+        resources = resources_of(device)
+        queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
+        stream = _new_stream(resources, queue, "normal", str(SourceLine.of_caller()))
+        stream._owner = handle  # the CUDA stream may be destroyed with it
+        return stream
+
+    def adopt(self, array: Any, *, read_only: bool = False) -> Any:
+        """Return a buffer over another library's array, without waiting and without a copy: the same memory.
+
+        This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
+        releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
+
+        Parameters
+        ----------
+        array
+            Any object with ``__dlpack__`` or ``__cuda_array_interface__``, such as an array of PyTorch or CuPy. It is
+            C-contiguous and on this stream's device. A bare DLPack capsule names no producer that could make this
+            stream wait: order its work by `wait`.
+        read_only
+            Accept an array that its producer marks as read-only. The caller promises that no operation writes it.
+
+        Returns
+        -------
+        DeviceBuffer
+            Also for managed memory; a `PinnedBuffer` for page-locked host memory. For that the producer's work must be
+            done: DLPack orders host memory by no stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The array is not contiguous, or read-only, or its description contradicts itself.
+        InvalidTypeError
+            It is no device array, or NumPy has no dtype for its items.
+        WrongDeviceError
+            It is on another device, or on another kind of device.
+        StaleHandleError
+            A capsule that was used before.
+        BusyError
+            A buffer of aiocuda that an operation on the host still uses; or the producer's stream is being captured.
+        """
+        return self._memory.foreign.adopt(self._queue, array, read_only)
+
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """Return the stream's CUDA handle for another library to enqueue on, during an ``async with`` block.
+
+        Operations that wait on the host are submitted first. Until the block ends no operation may wait on the host, so
+        that both sides see one order. While another library captures the stream, the methods of this stream raise
+        `BusyError`; the capture has to end before the block does.
+
+        The CUDA stream is never destroyed afterwards, as the other library may still use it: PyTorch does when it frees
+        a pinned tensor. Once this stream is closed, a later one may have the same handle.
+        """
+        loan = functools.partial(Loan, self._queue, self._resources.streams.loan_ended)
+        return loan() if self._hook is None else self._hook.call("lend", loan)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed."""
+        self._queue.check()
+        if self._queue.host_queue.entries:
+            raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
+        export = functools.partial(self._queue.driver.stream_handle, self._queue.handle)
+        return (0, export() if self._hook is None else self._hook.call("__cuda_stream__", export))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The stream's name in reports."""
+        return self._queue.name
+
+    @property
+    def closed(self) -> bool:
+        """True if it refuses new work: it has been closed, or is being closed."""
+        return self._queue.closed
+
+    @property
+    def tail(self) -> Operation[Any] | None:
+        """The newest operation that is not known to have finished; None if there is none."""
+        return self._queue.tail()
+
+    def statistics(self) -> StreamStatistics:
+        """Return counts of the stream's work so far."""
+        self._resources.memory.look()
+        latencies = np.fromiter(self._queue.latencies, float)
+        average, p50, p99 = (0.0, 0.0, 0.0)
+        if latencies.size:
+            average = float(latencies.mean()) * 1e3
+            p50, p99 = (float(value) * 1e3 for value in np.percentile(latencies, (50, 99)))
+        transfers = self._transfers
+        return StreamStatistics(
+            operations=self._queue.enqueued, launches=self._launches.launches,
+            uploads=transfers.uploads, downloads=transfers.downloads, copies=transfers.copies, fills=transfers.fills,
+            bytes_uploaded=transfers.bytes_uploaded, bytes_downloaded=transfers.bytes_downloaded,
+            bytes_copied=transfers.bytes_copied, average_ms=average, p50_ms=p50, p99_ms=p99,
+            live_bytes=self._queue.live_bytes, peak_bytes=self._queue.peak_bytes,
+        )  # fmt: skip
+
+    async def aclose(self) -> None:
+        """Refuse new work with `ClosedError`, wait for the work that the stream has accepted, then close it.
+
+        Its buffers stay valid. A second call waits for the first. A cancelled wait leaves the stream, as an exception
+        leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
+        runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
+        """
+        close = functools.partial(self._resources.streams.close, self._queue)
+        await (close() if self._hook is None else self._hook.call("aclose", close))
+
+    if not TYPE_CHECKING:  # a type checker reports it by itself
+
+        def __enter__(self) -> NoReturn:
+            raise InvalidTypeError(
+                f"{self!r} is closed by `async with`, not `with`: use `async with device.stream() as stream`"
+            )
+
+        def __exit__(self, *exc: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        if self._queue.closed:
+            raise ClosedError(f"stream {self.name!r} has been closed: make another one by device.stream()")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            self._resources.streams.leave(self._queue)
+
+    def __del__(self) -> None:
+        queue = getattr(self, "_queue", None)
+        if queue is not None and not queue.closed and not queue.imported and not self._resources.closed:
+            warnings.warn(
+                f"unclosed {self!r}, opened at {self._opened_at}: {self._cure}",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+            self._report_left_open(queue)
+
+    def _report_left_open(self, queue: StreamQueue) -> None:
+        """Log that the stream was left open, on its loop: the garbage collector may run anywhere, also in a handler."""
+        name, device, opened_at = self.name, self.device.name, str(self._opened_at)
+
+        def report() -> None:
+            log("warning", "stream_left_open", device=device, stream=name, opened_at=opened_at)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: then the `ResourceWarning` is all
+            queue.loop.call_soon_threadsafe(report)
+
+    def __repr__(self) -> str:
+        state = (
+            "closed" if self._queue.closed else f"{len(self._queue.pending) + len(self._queue.host_queue)} unfinished"
+        )
+        return f"<Stream {self.name} on {self.device.name}: {state}>"
+
+
+class CheckedStream(Stream):
+    """A stream whose accesses are checked. Made by `aiocuda.Device.stream` if the device has a checker."""
+
+
+class StreamView(Stream):
+    """Enqueues on another `Stream`'s queue, in the same order of work, and has counters of its own.
+
+    It is closed with that stream, and never by itself. It shares the launches that the stream has bound, and its hook.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.device = stream.device
+        self.priority = stream.priority
+        self._resources = stream._resources
+        self._opened_at = stream._opened_at
+        self._hook = stream._hook
+        self._queue = stream._queue
+        self._memory = stream._memory
+        self._access = stream._access
+        self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
+        self._transfers = Transfers(stream._resources, stream._queue, stream._access)
+        self._submissions = stream._submissions
+
+    def __del__(self) -> None:
+        pass  # the stream itself warns if it was not closed
+
+
+def owned(stream: Stream, owner: str, made_at: SourceLine | None = None) -> Stream:
+    """Return a stream that another object closes: ``owner``, as ``async with`` names it, made at this line."""
+    if made_at is not None:
+        stream._opened_at = str(made_at)
+    stream._cure = f"use `async with {owner}`, which closes it"
+    return stream
+
+
+def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
+    kind = Stream if resources.checker is None else CheckedStream
+    return kind(resources, queue, priority, opened_at)
+
+
+def open_stream(
+    resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str
+) -> Stream:
+    """Create a stream, also while the device is being closed: then for work that was accepted before."""
+    return _new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+
+
+def launch_converted(
+    kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], values: Sequence[Any], shared_bytes: Any,
+    stream: Stream,
+) -> Operation[None]:  # fmt: skip
+    """Do the same as `Stream.launch`, for arguments that `Kernel.bind` has checked and converted to ``values``."""
+    launches = stream._launches
+    bound = launches.last
+    if (
+        stream._hook is not None
+        or bound is None
+        or kernel is not bound.kernel
+        or grid is not bound.grid
+        or block is not bound.block
+        or shared_bytes is not bound.shared_bytes
+    ):
+        return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
+    return launches.launch(bound, args, values)
+
+
+def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
+    """Return new device memory without calling the stream's hook: also while the stream records into a graph."""
+    queue = stream._queue
+    queue.check()
+    return stream._memory.empty(queue, shape, dtype)
+
+
+def submit_call(
+    stream: Stream, call: Callable[..., T], name: str, on_result: Callable[[T], object] | None, args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Operation[T]:  # fmt: skip
+    """Do the same as `Stream.submit` for an integration, whose ``call`` calls the function with this name.
+
+    On a GPU, ``on_result`` is called with the result when the device has finished, before any waiter gets it.
+    """
+    enqueue = functools.partial(stream._submissions.enqueue, name=name, on_result=on_result)
+    operation: Operation[T]
+    if stream._hook is None:
+        operation = enqueue(call, args, kwargs)
+    else:
+        operation = stream._hook.call("submit", enqueue, call, args, kwargs)
+    return operation

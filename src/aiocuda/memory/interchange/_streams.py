@@ -1,0 +1,104 @@
+"""Streams of other libraries: found or imported by CUDA's handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from ...completion._device_state import DeviceState
+from ...completion._reactor import Reactor
+from ...completion._stream_queue import StreamQueue
+from ...errors import InvalidTypeError, WrongLoopError
+
+__all__ = ["StreamImports", "handle_of"]
+
+
+class LoopQueues(Protocol):
+    """The reactor and the stream queues of one loop: `aiocuda.device._loop_state.LoopState`."""
+
+    @property
+    def reactor(self) -> Reactor:
+        """The loop's reactor on the device."""
+
+    @property
+    def queues(self) -> dict[StreamQueue, None]:
+        """The loop's open queues."""
+
+
+class Loops(Protocol):
+    """The loops that use a device: `aiocuda.device._loop_state.LoopStates`."""
+
+    def exporting(self) -> LoopQueues:
+        """Return the queues of the running loop, or of the loop that runs a submitted function."""
+
+    def __iter__(self) -> Iterator[LoopQueues]: ...
+
+
+class StreamImports:
+    """Finds the stream queue of a CUDA stream handle, or imports the stream.
+
+    Parameters
+    ----------
+    loops
+        Returns the loops that use the device.
+    close_unused
+        Closes the imported streams of a loop that no `aiocuda.Stream` refers to any more.
+    """
+
+    __slots__ = ("_close_unused", "_device_state", "_loops")
+
+    def __init__(
+        self, device_state: DeviceState, loops: Callable[[], Loops], close_unused: Callable[[Any], object]
+    ) -> None:
+        self._device_state = device_state
+        self._loops = loops
+        self._close_unused = close_unused
+
+    def import_queue(self, loop_state: LoopQueues, handle: int) -> StreamQueue:
+        """Return a new queue of another library's stream. It is closed once it is unreferenced and idle."""
+        self._close_unused(loop_state)
+        self._device_state.driver.stream_import(self._device_state.device, handle)
+        queue = StreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
+        loop_state.queues[queue] = None
+        return queue
+
+    def queue_of(self, handle: int) -> StreamQueue:
+        """Return the queue of a stream by CUDA's handle: an existing one, else a newly imported one.
+
+        Raises
+        ------
+        WrongLoopError
+            aiocuda has made the stream, in another loop.
+        """
+        loops = self._loops()
+        here = loops.exporting()
+        has_handle = self._device_state.driver.stream_has_handle
+        for loop_state in loops:
+            for queue in tuple(loop_state.queues):
+                if queue.ended or (queue.imported and loop_state is not here):
+                    continue
+                if not (queue.imported or self._device_state.asynchronous):
+                    continue  # the default stream is not one that aiocuda has made: it is imported
+                if queue.handle == handle if queue.imported else has_handle(queue.handle, handle):
+                    if loop_state is not here:
+                        raise WrongLoopError(f"{queue.name} belongs to another event loop: name a stream of this one")
+                    return queue
+        return self.import_queue(here, handle)
+
+
+def handle_of(thing: object) -> int:
+    """Return a CUDA stream handle: the integer itself, or that of an object with ``__cuda_stream__``."""
+    protocol = getattr(thing, "__cuda_stream__", None)
+    if protocol is not None:
+        answer = protocol() if callable(protocol) else protocol  # older libraries have a property
+        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0):
+            raise InvalidTypeError(
+                f"__cuda_stream__ of {thing!r} must be (0, handle), the supported version, not {answer!r}"
+            )
+        thing = answer[1]
+    if isinstance(thing, bool) or not isinstance(thing, int):
+        raise InvalidTypeError(
+            f"a stream's handle is an integer, or an object with __cuda_stream__ has it, not {thing!r}; PyTorch's is "
+            "torch_stream.cuda_stream, CuPy's cupy_stream.ptr"
+        )
+    return thing
