@@ -14,7 +14,9 @@ from tests.project.tree import PACKAGE, SOURCE
 PUBLIC_MODULES = {
     "aiocuda.__main__",
     "aiocuda.driver.protocol",
-    "aiocuda.errors", "aiocuda.graph", "aiocuda.stream",
+    "aiocuda.errors",
+    "aiocuda.graph",
+    "aiocuda.stream",
     "aiocuda.integrations.cuda_core",
     "aiocuda.integrations.cupy",
     "aiocuda.integrations.numba",

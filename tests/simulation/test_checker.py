@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
-from aiocuda.completion._failure import Poison
+from aiocuda._base._failure import Poison
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._state import DONE, SUBMITTED
 from aiocuda.completion._stream_queue import StreamOperation, new_operation, stream_operation

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver._clock import running_clock
+from aiocuda._base._clock import running_clock
 from aiocuda.testing._loop import TURN_NS, SimulatedLoop
 
 pytest_plugins = ["pytester"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver._clock import running_clock
+from aiocuda._base._clock import running_clock
 from aiocuda.testing import SimulatedLoop
 
 # -- tasks, contexts, asynchronous generators ----------------------------------------------------------------------

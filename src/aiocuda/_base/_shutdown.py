@@ -15,11 +15,14 @@ from ..errors import DrainTimeoutWarning
 from ._types import SourceLine
 
 __all__ = [
-    "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
+    "DRAIN_TIMEOUT", "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "warn_unfinished",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+#: Seconds for which an object that is left by an exception waits for the work that it has accepted.
+DRAIN_TIMEOUT = 5.0
 
 
 async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-__all__ = ["LEAVES_LOOP", "add_note", "call", "failure_of"]
+__all__ = ["LEAVES_LOOP", "add_note", "call", "failure_of", "function_name"]
 
 T = TypeVar("T")
 
@@ -54,3 +54,8 @@ def call(function: Callable[..., T], *args: object) -> T:
         return function(*args)
     except _SIGNALS as error:
         raise failure_of(error) from error
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the qualified name of a function, or the type of another callable."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__

@@ -6,9 +6,9 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from .._base._shutdown import DRAIN_TIMEOUT
 from .._base._types import SourceLine
 from .._processes._main_guard import check_main_guard
-from ..device._device import DRAIN_TIMEOUT
 from ..errors import BusyError, InvalidTypeError, NoEventLoopError
 from ._cluster import Cluster
 from ._dispatcher import Dispatcher

@@ -1,10 +1,34 @@
-"""Completion: operations, and how they are resolved on the event loop. README.md in this directory describes it."""
+"""Completion: operations, and how they are resolved on the event loop.
+
+README.md in this directory describes the modules.
+"""
 
 from __future__ import annotations
 
 from ._gather import gather
-from ._instrument import Instrument
+from ._instrument import (
+    BatchListener,
+    EndedRequest,
+    Instrument,
+    Listener,
+    Outcome,
+    ResolveListener,
+    StartedBatch,
+    SubmitListener,
+)
 from ._operation import Operation
 from ._policy import CompletionPolicy
 
-__all__ = ["CompletionPolicy", "Instrument", "Operation", "gather"]
+__all__ = [
+    "BatchListener",
+    "CompletionPolicy",
+    "EndedRequest",
+    "Instrument",
+    "Listener",
+    "Operation",
+    "Outcome",
+    "ResolveListener",
+    "StartedBatch",
+    "SubmitListener",
+    "gather",
+]

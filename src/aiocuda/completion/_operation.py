@@ -12,7 +12,7 @@ from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "check_awaited"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -174,3 +174,11 @@ class Operation(ProcessLocal, Generic[T_co]):
 
     def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
+
+
+def check_awaited(thing: object, role: str) -> None:
+    """Raise `InvalidTypeError` if an operation was passed instead of its result."""
+    if isinstance(thing, Operation):
+        raise InvalidTypeError(
+            f"{role} is an Operation: await it first, and pass its result. It is {thing!r}"
+        ) from None

@@ -17,6 +17,7 @@ from contextvars import Context
 from typing import Any, Self
 
 from .._base._log import log
+from .._base._loop_watch import LoopWatch
 from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import Wakes
@@ -25,7 +26,6 @@ from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
-from ._loop_watch import LoopWatch
 from ._notifiers import NotifierPool
 from ._pumps import Pumps
 from ._state import LANDING

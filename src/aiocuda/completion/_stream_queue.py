@@ -18,12 +18,12 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from .._base._checks import check_callback
+from .._base._failure import Failure, Poison, raisable
 from .._base._label import LABEL
 from .._base._log import log
 from .._base._wakeups import Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
-from ._failure import Failure, Poison, raisable
 from ._listeners import Hooks, Listeners, call_hooks, call_resolve_hooks
 from ._operation import Operation
 from ._prediction import INSTANT

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from typing import Any, Final, Protocol
 
+from .._base._failure import Failure
 from .._base._log import log
 from .._base._user_code import LEAVES_LOOP, call
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
-from ._failure import Failure
 from ._prediction import Estimate
 
-__all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "function_name", "submitting_loop"]
+__all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting_loop"]
 
 #: Unfinished submissions of a stream on the device, unless `Device.stream` was asked for another number.
 SUBMIT_AHEAD: Final = 2
@@ -283,8 +283,3 @@ class HostWork:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function, or the type of another callable."""
-    return getattr(function, "__qualname__", None) or type(function).__qualname__

@@ -14,8 +14,7 @@ from .._base._statistics import DeviceStatistics
 from .._base._types import Priority, ProcessLocal
 from ..completion._stream_queue import stream_queue
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
-from ..device._device import Device
-from ..device._open import DriverName, open_device
+from ..device import Device, DriverName, open_device
 from ..device._resources import resources_of
 from ..device.streams._stream import owned
 from ..driver.protocol import Driver

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from .._base._checks import is_coroutine_function, is_function, several
 from .._base._shutdown import end_tasks, finish_shielded
-from ..completion._operation import Operation
-from ..device._device import Device
-from ..device._event import Event
+from ..completion import Operation
+from ..device import Device, Event
 from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..memory.interchange._host_arrays import as_source

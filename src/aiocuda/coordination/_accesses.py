@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import address_of
 from .._base._checks import several
 from .._base._types import SourceLine
-from ..completion._operation import Operation
+from ..completion import Operation
+from ..completion._operation import check_awaited
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamOperation
 from ..device.streams._checker import Touch
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
-from ..memory._arrays import address_of, check_awaited
+from ..memory import DeviceBuffer, PinnedBuffer
 from ..memory._block import Block
-from ..memory._buffer import DeviceBuffer
-from ..memory._pinned import PinnedBuffer
 from ..stream import Checker
 
 if TYPE_CHECKING:

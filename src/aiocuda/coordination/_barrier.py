@@ -10,9 +10,8 @@ from .._base._deadlock import waiting
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
-from ..device._device import Device
-from ..device._event import Event, elapsed_ms, record_event
-from ..device.streams._stream import Stream
+from ..device import Device, Event
+from ..device._event import elapsed_ms, record_event
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -22,6 +21,7 @@ from ..errors import (
     WrongLoopError,
 )
 from ..pool._device_watch import DeviceWatch, check_device
+from ..stream import Stream
 from ._group import StreamGroup
 from ._joining import follow
 

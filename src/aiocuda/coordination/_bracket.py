@@ -9,8 +9,8 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .._base._failure import raisable
 from .._base._label import LABEL
-from ..completion._failure import raisable
 from ..completion._stream_queue import stream_queue
 from ..errors import BusyError
 from ._accesses import Access, enqueue_end

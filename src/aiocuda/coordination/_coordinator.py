@@ -13,10 +13,9 @@ from .._base._checks import check_timeout, is_coroutine_function, is_function, s
 from .._base._label import LABEL, check_label
 from .._base._types import ProcessLocal
 from .._base._user_code import LEAVES_LOOP
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import StreamOperation
-from ..device._device import Device
-from ..device._event import Event
+from ..device import Device, Event
 from ..device._resources import resources_of
 from ..device.streams._stream import launch_converted
 from ..device.streams._transfers import check_alike
@@ -24,7 +23,7 @@ from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, Inval
 from ..kernels import Kernel
 from ..kernels._binding import argument_count_error
 from ..kernels._extent import check_extent
-from ..memory._buffer import DeviceBuffer
+from ..memory import DeviceBuffer
 from ..memory.interchange._host_arrays import as_source, as_target
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._base._types import Priority, SourceLine
 from ..completion._stream_queue import StreamQueue, stream_queue
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..device.streams._stream import open_stream, owned
 from ..errors import ClosedError

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .._base._deadlock import Wait, deadlock, find_stuck, waiting
 from .._base._log import log
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import DeviceResources
 from ..errors import DeadlockError
 from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode

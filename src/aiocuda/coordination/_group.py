@@ -11,12 +11,13 @@ from .._base._checks import is_function, several
 from .._base._shutdown import end_tasks
 from .._base._types import Priority, ProcessLocal
 from .._base._user_code import call
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import stream_queue
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
-from ..device.streams._stream import CheckedStream, owned
+from ..device.streams._stream import owned
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import prepare_join
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..device.streams._hook import StreamHook
-from ..device.streams._stream import CheckedStream, Stream, StreamView
+from ..device.streams._stream import StreamView
 from ..errors import CycleError, InvalidTypeError
+from ..stream import CheckedStream, Stream
 from ._dependencies import path_between
 from ._joining import follow
 

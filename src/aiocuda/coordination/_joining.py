@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..completion._stream_queue import CLOSED, COMPLICATED, FAULTED, StreamOperation, StreamQueue, nothing
-from ..device.streams._stream import CheckedStream
+from ..stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join", "prepare_join"]
 

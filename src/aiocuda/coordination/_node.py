@@ -12,8 +12,8 @@ from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
 if TYPE_CHECKING:
-    from ..completion._operation import Operation
-    from ..memory._buffer import DeviceBuffer
+    from ..completion import Operation
+    from ..memory import DeviceBuffer
     from ..stream import Stream
 
 __all__ = ["KINDS", "PRIORITIES", "Kind", "Node", "NodePriority"]

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from .._base._checks import check_callback
+from .._base._failure import Failure, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
-from ..completion._failure import Failure, raisable
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
 from ..completion._state import DONE as OPERATION_DONE
 from ..completion._stream_queue import StreamOperation
@@ -21,7 +21,7 @@ from ._node import PRIORITIES, Kind, Node, NodePriority
 
 if TYPE_CHECKING:
     from ..completion._stream_queue import StreamQueue
-    from ..memory._buffer import DeviceBuffer
+    from ..memory import DeviceBuffer
     from ..stream import Stream
     from ._accesses import DeclaredAccesses
 

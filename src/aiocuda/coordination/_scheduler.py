@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from .._base._failure import Poison
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
-from ..completion._failure import Poison
 from ..completion._prediction import INSTANT
 from ..completion._reactor import MOST_PER_TURN
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
@@ -34,8 +34,7 @@ from ..completion._stream_queue import (
     nothing,
     stream_queue,
 )
-from ..device._device import Device
-from ..device._event import Event
+from ..device import Device, Event
 from ..device._resources import resources_of
 from ..errors import ClosedError, CycleError
 from ._accesses import Access, DeclaredAccesses

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._base._types import ProcessLocal
 from ..errors import ClosedError, DeviceFault, StaleHandleError
-from ..memory._buffer import DeviceBuffer, block_of
+from ..memory import DeviceBuffer
+from ..memory._buffer import block_of
 from ..stream import Stream
 
 if TYPE_CHECKING:

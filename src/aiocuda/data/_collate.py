@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype
 from .._base._user_code import call
 from ..errors import InvalidTypeError
-from ..memory._arrays import as_dtype
 from ._fields import ALIGNMENT
 
 __all__ = ["collated", "parts_of"]

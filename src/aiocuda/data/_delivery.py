@@ -6,7 +6,7 @@ from typing import Any
 
 from .._base._log import log
 from ..completion._stream_queue import StreamQueue, stream_queue
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..memory.interchange._streams import handle_of
 from ..stream import Stream

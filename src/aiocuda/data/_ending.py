@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from .._base._shutdown import finish_shielded
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import BusyError
 from ._sources import AsyncReader

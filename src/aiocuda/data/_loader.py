@@ -13,7 +13,7 @@ from .._base._checks import check_integer
 from .._base._mistakes import keywords
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import (
     BusyError,

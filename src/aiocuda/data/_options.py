@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .._base._arrays import as_dtype, as_shape
 from .._base._checks import as_count, check_timeout, flag, is_coroutine_function, is_function
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..memory._arrays import as_dtype, as_shape
 from ..pipeline._stage import OnError, check_on_error
 from ._fields import Layout
 from ._order import Order, Shuffle

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._base._shutdown import end_tasks, finish_shielded
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..device.streams._stream import owned
 from ..errors import ClosedError, DeviceFault

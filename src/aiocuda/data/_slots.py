@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..device._device import Device
-from ..memory._pinned import PinnedBuffer, pinned_block_of
+from ..device import Device
+from ..memory import PinnedBuffer
+from ..memory._pinned import pinned_block_of
 from ._fields import Layout
 
 __all__ = ["HostSlot", "HostSlots"]

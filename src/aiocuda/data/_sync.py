@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from .._base._types import ProcessLocal
 from .._processes._main_guard import check_main_guard
-from ..device._device import Device
-from ..device._open import DriverName, open_device
+from ..device import Device, DriverName, open_device
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
-from ..memory._buffer import DeviceBuffer
+from ..memory import DeviceBuffer
 from ._batch import Batch
 from ._loader import DataLoader, EpochBatches
 from ._sources import MapSource

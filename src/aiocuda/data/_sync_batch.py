@@ -13,7 +13,8 @@ from .._base._types import ProcessLocal
 from ..completion._stream_queue import stream_queue
 from ..driver.protocol import Driver
 from ..errors import BusyError, InvalidTypeError, StaleHandleError
-from ..memory._buffer import BufferExports, DeviceBuffer
+from ..memory import DeviceBuffer
+from ..memory._buffer import BufferExports
 from ..memory.interchange._streams import handle_of
 from ._batch import Batch, are_positional
 

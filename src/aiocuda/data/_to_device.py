@@ -12,11 +12,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype
 from .._base._checks import check_integer
 from .._base._shutdown import end_tasks
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..device.streams._stream import owned
 from ..errors import (
@@ -27,7 +28,6 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from ..memory._arrays import as_dtype
 from ..memory.interchange._host_arrays import as_source
 from ..stream import Stream
 from ._batch import Batch

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import StreamOperation, stream_queue
-from ..device._event import Event
+from ..device import Event
 from ..errors import ClosedError, SkippedError
 from ..stream import Stream
 from ._batch import BatchMemory

@@ -12,10 +12,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import lacks
-from .._base._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfinished
+from .._base._shutdown import DRAIN_TIMEOUT, drain_at_exit, finish_shielded, finish_within, warn_unfinished
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
 from ..completion._device_state import DeviceState
@@ -27,7 +28,6 @@ from ..driver.protocol import Driver
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
 from ..memory._allocator import DeviceMemory
-from ..memory._arrays import as_dtype, as_shape
 from ..memory._pinned import PinnedBuffer
 from ..memory._unified import UnifiedBuffer
 from ..memory.interchange._host_arrays import as_source, as_target
@@ -41,9 +41,6 @@ from .streams._stream import Stream, open_stream
 __all__ = ["Device"]
 
 T = TypeVar("T")
-
-#: Seconds for which a device that is left by an exception waits for the work that it has accepted.
-DRAIN_TIMEOUT = 5.0
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 

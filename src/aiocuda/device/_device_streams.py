@@ -10,9 +10,9 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
+from .._base._failure import Poison
 from .._base._types import Priority
 from ..completion._device_state import DeviceState
-from ..completion._failure import Poison
 from ..completion._state import STAGING
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, ClosedError

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from .._base._failure import Failure, raisable
 from .._base._log import log
 from ..completion._device_state import DeviceState
-from ..completion._failure import Failure, raisable
 from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch

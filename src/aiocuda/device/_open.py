@@ -16,12 +16,12 @@ import numpy as np
 
 from .._base._advice import is_advice_wanted
 from .._base._checks import check_integer, flag
+from .._base._clock import running_clock
 from .._base._log import log, prepare
 from .._base._mistakes import add_reader
 from .._base._types import DeviceProperties, SourceLine
 from ..completion._policy import CompletionPolicy, PolicyName
 from ..completion._queue_watch import log_few_queues
-from ..driver._clock import running_clock
 from ..driver.protocol import Driver
 from ..errors import (
     DriverNotAvailableError,

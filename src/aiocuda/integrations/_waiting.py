@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue, nothing, stream_queue
 from ..device._resources import DeviceResources, resources_here

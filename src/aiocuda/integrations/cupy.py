@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Self, TypeVar
 
-from ..completion._operation import Operation
+from .._base._user_code import function_name
+from ..completion import Operation
 from ..completion._stream_queue import StreamQueue, stream_queue
-from ..completion._submission import function_name
 from ..device.streams._submissions import check_submittable
 from ..errors import BusyError, InvalidTypeError
 from ..stream import Stream

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
 from ..stream import Stream

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from ..completion._operation import Operation
+from .._base._user_code import function_name
+from ..completion import Operation
 from ..completion._stream_queue import stream_queue
-from ..completion._submission import function_name
 from ..device.streams._stream import submit_call
 from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..completion._operation import check_awaited
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..memory._arrays import check_awaited
 from ._signature import Parameter, Signature
 
 __all__ = ["Converter", "argument_count_error", "converters"]

@@ -7,7 +7,10 @@ README.md in this directory describes the modules.
 from __future__ import annotations
 
 from ._allocator import DeviceMemory
+from ._buffer import DeviceBuffer
+from ._pinned import PinnedBuffer
 from ._resource import MemoryResource, PoolResource
+from ._unified import UnifiedBuffer
 from .adaptors import (
     Adaptor,
     Allocation,
@@ -23,14 +26,17 @@ from .adaptors import (
 __all__ = [
     "Adaptor",
     "Allocation",
+    "DeviceBuffer",
     "DeviceMemory",
     "FailingResource",
     "LimitResource",
     "MemoryResource",
+    "PinnedBuffer",
     "PoolResource",
     "ResourceStatistics",
     "ScrubbingResource",
     "SizeClassResource",
     "StatisticsResource",
     "TrackingResource",
+    "UnifiedBuffer",
 ]

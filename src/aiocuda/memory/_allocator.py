@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_bytes, as_dtype, as_shape
+from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
-from ..completion._failure import raisable
 from ..completion._stream_queue import SHARED, StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
-from ._arrays import as_bytes, as_dtype, as_shape
 from ._block import Block, DroppedBlock
 from ._buffer import BufferExports, DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype, as_shape
 from .._base._mistakes import refuses
 from .._base._types import Span
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
-from ._arrays import as_dtype, as_shape
 from ._block import Block, Owner
 
 if TYPE_CHECKING:

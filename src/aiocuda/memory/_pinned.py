@@ -18,12 +18,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import address_of
+from .._base._failure import raisable
 from .._base._types import Span
 from ..completion._device_state import DeviceState
-from ..completion._failure import raisable
 from ..completion._reactor import Reactor
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError, StaleHandleError
-from ._arrays import address_of
 from ._block import Block, DroppedBlock
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._region import Region

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .._base._failure import Failure, raisable
 from .._base._wakeups import Wakes
-from ..completion._failure import Failure, raisable
 
 if TYPE_CHECKING:
     from ..completion._operation import Operation

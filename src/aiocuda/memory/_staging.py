@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from ..completion._failure import Failure, raisable
+from .._base._failure import Failure, raisable
 from ..completion._prediction import Estimate
 from ..completion._reactor import Reactor
 from ..completion._state import DONE, STAGING

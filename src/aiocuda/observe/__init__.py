@@ -28,7 +28,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ..completion._instrument import BatchListener, Instrument, StartedBatch
+from ..completion import BatchListener, Instrument, StartedBatch
 from ._profiler import LabelProfile, OperationProfile, ProfileReport, StreamProfile, StreamProfiler
 from ._timeline import Timeline, TimelineSpan
 

@@ -6,10 +6,9 @@ import abc
 import contextlib
 from typing import Any, ClassVar
 
-from ..completion._instrument import Instrument
-from ..completion._operation import Operation
+from ..completion import Instrument, Operation
 from ..completion._stream_queue import INTERNAL, stream_operation
-from ..device._device import Device
+from ..device import Device
 from ..errors import InvalidTypeError
 
 __all__ = ["DeviceListener"]

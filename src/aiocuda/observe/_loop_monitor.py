@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from .._base._collections import COLLECTIONS, Collection
-from ..completion._loop_watch import cancel_sample, running_callback, sample_at
+from .._base._loop_watch import cancel_sample, running_callback, sample_at
 from ._recording import Blocked, LoopRecord, Resume
 
 __all__ = ["BLOCKED", "HEARTBEAT", "LoopMonitor"]

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import nvtx
 
 from .._base._label import printable
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import INTERNAL, stream_operation
-from ..device._device import Device
+from ..device import Device
 from ..errors import InvalidTypeError
 from ._drawing import COLOURS, OTHER
 

@@ -18,10 +18,9 @@ from opentelemetry.util.types import AttributeValue
 
 from .. import __version__
 from .._base._checks import flag
-from ..completion._instrument import StartedBatch
-from ..completion._operation import Operation
+from ..completion import Operation, StartedBatch
 from ..completion._stream_queue import INTERNAL, StreamOperation, stream_operation
-from ..device._device import Device
+from ..device import Device
 from ..errors import AiocudaError, InvalidTypeError
 from ._text import valid_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..device._device import Device
+from ..device import Device
 from ..device._open_devices import OPEN_DEVICES
 from ..errors import AiocudaError
 from ._recording import Recording

@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 
 from .._base._label import printable
 from .._base._statistics import DeviceStatistics
-from ..completion._operation import Operation
-from ..device._device import Device
+from ..completion import Operation
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import AiocudaError
 from ._drawing import COLOURS

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from .._base._collections import COLLECTIONS
-from ..device._device import Device
+from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
 from ._metrics import NESTED, TABLES, Metric, Reading, readings
 from ._on_loop import call_on_loop

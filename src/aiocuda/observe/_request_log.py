@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..completion._instrument import EndedRequest, StartedBatch
+from ..completion import EndedRequest, StartedBatch
 from ._recording import Batch, Request
 
 __all__ = ["End", "RequestLog"]

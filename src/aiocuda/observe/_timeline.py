@@ -9,13 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from ..completion._instrument import EndedRequest, StartedBatch
-from ..completion._operation import Operation
+from .._base._clock import running_clock
+from ..completion import EndedRequest, Operation, StartedBatch
 from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
-from ..device._device import Device
-from ..device._event import Event
+from ..device import Device, Event
 from ..device._resources import resources_of
-from ..driver._clock import running_clock
 from ..errors import AiocudaError, InvalidTypeError
 from ._drawing import draw
 from ._listener import DeviceListener

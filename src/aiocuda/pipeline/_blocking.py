@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from .._base._advice import advise
+from .._base._loop_watch import LIMIT, cancel_sample, sample_at
 from .._base._types import SourceLine
-from ..completion._loop_watch import LIMIT, cancel_sample, sample_at
 from ..completion._reactor import Reactor
 from ._stage import Stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..completion._failure import raisable
+from .._base._failure import raisable
 from ..errors import ClosedError, DeviceFault, SkippedError
 
 __all__ = ["combine", "reportable", "root_failure", "without_closed"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from .._base._shutdown import end_tasks
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, failure_of
-from ..completion._gather import gather
+from ..completion import gather
 from ..completion._state import DONE
 from ..completion._stream_queue import CLOSED, StreamOperation, StreamQueue, stream_queue
 from ..coordination._joining import follow
@@ -30,7 +30,7 @@ from ._slot import Slot, SlotState, StageSlot
 from ._stage import Stage, operations_of, results_of
 
 if TYPE_CHECKING:
-    from ..device._event import Event
+    from ..device import Event
     from ._resources import PipelineResources
 
 __all__ = ["SKIPPED", "PipelineItem", "settle_items"]

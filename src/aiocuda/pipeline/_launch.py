@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..completion._operation import Operation
+from .._base._arrays import as_dtype, as_shape
+from ..completion import Operation
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
 from ..kernels._binding import argument_count_error
-from ..memory._arrays import as_dtype, as_shape
-from ..memory._buffer import DeviceBuffer
+from ..memory import DeviceBuffer
 from ._slot import Slot
 
 __all__ = ["Launch", "SlotBuffer"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device._event import Event
+from ..device import Event
 from ._plan import Plan
 from ._ring import PipelineRing
 from ._statistics import PipelineStats

@@ -11,7 +11,7 @@ from .._base._processor import last_level_cache, processors
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ._advice import PipelineAdvice, advise

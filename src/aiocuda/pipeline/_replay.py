@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import UnsupportedError
 from ..graph import CapturedOperation

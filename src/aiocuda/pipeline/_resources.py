@@ -14,7 +14,7 @@ from .._base._host_use import HostUse
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..coordination._joining import follow
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream

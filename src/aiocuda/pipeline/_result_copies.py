@@ -10,11 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..completion._gather import gather
-from ..completion._operation import Operation
+from ..completion import Operation, gather
 from ..completion._stream_queue import stream_queue
-from ..memory._buffer import DeviceBuffer
-from ..memory._pinned import PinnedBuffer
+from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 from ._slot_memory import SlotMemory
 from ._slot_ranges import SlotRanges

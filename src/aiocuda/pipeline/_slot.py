@@ -10,16 +10,16 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype, as_shape
 from .._base._checks import several
 from .._base._types import ProcessLocal
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..coordination import Node
-from ..device._event import Event
+from ..device import Event
 from ..device.streams._stream import allocate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
-from ..memory._arrays import as_dtype, as_shape
-from ..memory._buffer import DeviceBuffer, block_of
-from ..memory._pinned import PinnedBuffer
+from ..memory import DeviceBuffer, PinnedBuffer
+from ..memory._buffer import block_of
 from ..stream import Stream
 from ._slot_memory import SlotMemory
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import AiocudaError
-from ..memory._buffer import DeviceBuffer, block_of
-from ..memory._pinned import PinnedBuffer, pinned_block_of
+from ..memory import DeviceBuffer, PinnedBuffer
+from ..memory._buffer import block_of
+from ..memory._pinned import pinned_block_of
 
 __all__ = ["CapturedWork", "SlotMemory"]
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedError
-from ..memory._buffer import DeviceBuffer, block_of, offset_of
+from ..memory import DeviceBuffer
+from ..memory._buffer import block_of, offset_of
 from ..memory.interchange import _array_interface, _dlpack
 from ._slot_memory import SlotMemory
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
-from ..completion._operation import Operation
+from ..completion import Operation
 from ..completion._stream_queue import StreamOperation, stream_operation
-from ..device._event import Event
+from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._slot import Slot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import ClosedError
 

@@ -11,8 +11,7 @@ from .._base._checks import check_integer, flag
 from .._base._log import log
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
-from ..device._device import Device
-from ..device._event import Event
+from ..device import Device, Event
 from ..device._resources import resources_of
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ._device_watch import DeviceWatch, check_device

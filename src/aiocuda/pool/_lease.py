@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-from ..device.streams._stream import CheckedStream, StreamView
+from ..device.streams._stream import StreamView
 from ..errors import AiocudaError, ClosedError, StaleHandleError
+from ..stream import CheckedStream
 from ._place import Place
 from ._workload import Workload, combine
 

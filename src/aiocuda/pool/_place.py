@@ -9,7 +9,7 @@ from typing import Any
 
 from .._base._types import Priority
 from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
-from ..device.streams._stream import Stream
+from ..stream import Stream
 from ._workload import Workload
 
 __all__ = ["Place"]

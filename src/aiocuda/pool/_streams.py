@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 from .._base._checks import check_integer, check_seconds, check_timeout, flag
 from .._base._types import Priority, ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
-from ..completion._operation import Operation
-from ..device._device import Device
+from ..completion import Operation
+from ..device import Device
 from ..device._resources import resources_of
 from ..device.streams._stream import owned
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError

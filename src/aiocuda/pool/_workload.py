@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..completion._operation import Operation
-from ..device._event import Event
+from ..completion import Operation
+from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
 

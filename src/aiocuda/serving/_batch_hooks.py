@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from ..completion._instrument import EndedRequest, StartedBatch
-from ..device._device import Device
+from ..completion import EndedRequest, StartedBatch
+from ..device import Device
 from ..device._resources import resources_of
 from ._batch import Batch
 from ._request import Request, RequestRecord

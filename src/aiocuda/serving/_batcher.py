@@ -14,11 +14,11 @@ from .._base._checks import check_deadline
 from .._base._fault_watch import FaultWatch
 from .._base._label import LABEL
 from .._base._log import log
-from .._base._shutdown import finish_within
+from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
-from ..device._device import DRAIN_TIMEOUT, Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..errors import (
     AiocudaError,

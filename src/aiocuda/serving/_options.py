@@ -9,7 +9,7 @@ from typing import Any
 from .._base._checks import as_count, check_seconds, is_coroutine_function, is_function, several
 from .._base._user_code import call
 from ..coordination._node import PRIORITIES
-from ..device._device import Device
+from ..device import Device
 from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["BatcherOptions", "checked_rank"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..completion._stream_queue import stream_queue
-from ..device._device import Device
+from ..device import Device
 from ..device._resources import resources_of
 from ..device.streams._stream import owned
 from ..pipeline import TripleBuffer

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from typing import Any
 
-from ..completion._instrument import Outcome
+from ..completion import Outcome
 
 __all__ = ["Request", "RequestRecord"]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar, TypeVarTuple
 
+from .._base._clock import Clock
 from ..completion._reactor import WATCHDOG_SECONDS
-from ..driver._clock import Clock
 from ._loop_base import LoopBase, logger
 
 __all__ = ["LostWakeupError", "SimulatedLoop"]
@@ -68,7 +68,7 @@ class SimulatedLoop(LoopBase):
     Attributes
     ----------
     clock : Clock
-        The virtual time. While the loop runs, `aiocuda.driver._clock.running_clock` returns this clock.
+        The virtual time. While the loop runs, `aiocuda._base._clock.running_clock` returns this clock.
     steps : int
         The number of callbacks and steps of tasks so far.
     on_step : callable or None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver._clock import Clock, running_clock
+from aiocuda._base._clock import Clock, running_clock
 
 
 def test_what_is_due_happens_in_order_of_time_and_then_of_entry() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...completion._failure import Failure, raisable
+from ..._base._failure import Failure, raisable
 from ...completion._prediction import Estimate
 from ...completion._reactor import Reactor
 from ...completion._stream_queue import StreamOperation, StreamQueue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
+from ..._base._failure import Failure
 from ..._base._types import ProcessLocal
-from ...completion._failure import Failure
 from ...completion._operation import Operation
 from ...completion._state import QUEUED
 from ...completion._stream_queue import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..._base._arrays import address_of
+from ...completion._operation import check_awaited
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
-from ...memory._arrays import address_of, check_awaited
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of

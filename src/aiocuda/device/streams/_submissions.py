@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..._base._checks import is_coroutine_function, is_function
+from ..._base._user_code import function_name
 from ...completion._stream_queue import Every, Gate, StreamOperation, StreamQueue
-from ...completion._submission import Submission, function_name
+from ...completion._submission import Submission
 from ...errors import InvalidTypeError
 from ...memory._buffer import DeviceBuffer, block_of
 from ._memory_access import MemoryAccess

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..._base._arrays import address_of
+from ...completion._operation import check_awaited
 from ...completion._prediction import Estimate
 from ...completion._state import DONE
 from ...completion._stream_queue import CLOSED, StreamOperation, StreamQueue, new_operation, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ...memory._arrays import address_of, check_awaited
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of

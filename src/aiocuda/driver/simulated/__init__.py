@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from .._clock import Clock
+from ..._base._clock import Clock
 from ._driver import SimulatedDriver
 from ._upset import Upset
 

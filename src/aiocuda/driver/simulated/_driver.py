@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from ..._base._clock import Clock, running_clock
 from ...errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
-from .._clock import Clock, running_clock
 from .._codes import error_class, translate
 from .._workers import Workers
 from ..protocol import Port

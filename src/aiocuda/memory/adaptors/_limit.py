@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..._base._arrays import as_bytes
 from ...errors import DeviceOutOfMemory, InvalidArgumentError
-from .._arrays import as_bytes
 from .._resource import MemoryResource
 from ._adaptor import Adaptor
 

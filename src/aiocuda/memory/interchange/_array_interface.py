@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..._base._arrays import as_dtype, as_shape
 from ...errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from .._arrays import as_dtype, as_shape
 from ._dlpack import is_bfloat16
 
 __all__ = ["Interface", "read", "write"]

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...completion._device_state import DeviceState
+from ...completion._operation import check_awaited
 from ...completion._stream_queue import StreamOperation, StreamQueue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
-from .._arrays import check_awaited
 from .._block import Block
 from .._buffer import DeviceBuffer
 from .._deferred_frees import SWEEP_LIMIT, DeferredFrees

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..._base._arrays import as_dtype
+from ...completion._operation import check_awaited
 from ...errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
-from .._arrays import as_dtype, check_awaited
 from .._buffer import DeviceBuffer
 from .._pinned import PinnedBuffer, PinnedPool, pinned_block_of
 from . import _dlpack

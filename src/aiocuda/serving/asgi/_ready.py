@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..._base._checks import check_timeout
-from ...device._device import Device
+from ...device import Device
 from ...errors import AiocudaError, ClosedError, DeviceFault, InvalidTypeError
 from ._answer import answer
 from ._health import refuse_other_scopes

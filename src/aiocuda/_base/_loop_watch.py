@@ -14,8 +14,8 @@ import weakref
 from types import FrameType
 from typing import Final, Protocol
 
-from .._base._collections import COLLECTIONS
-from .._base._log import is_heard, log
+from ._collections import COLLECTIONS
+from ._log import is_heard, log
 
 __all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "running_callback", "sample_at"]
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..completion._operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["address_of", "as_bytes", "as_dtype", "as_shape", "check_awaited"]
+__all__ = ["address_of", "as_bytes", "as_dtype", "as_shape"]
 
 #: The largest size in bytes that fits a signed 64-bit integer.
 MOST_BYTES = 2**63 - 1
@@ -87,11 +86,3 @@ def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address of an array's first byte."""
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def check_awaited(thing: object, role: str) -> None:
-    """Raise `InvalidTypeError` if an operation was passed instead of its result."""
-    if isinstance(thing, Operation):
-        raise InvalidTypeError(
-            f"{role} is an Operation: await it first, and pass its result. It is {thing!r}"
-        ) from None
