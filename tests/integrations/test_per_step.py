@@ -18,8 +18,8 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
 from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.device.streams._steps import end_step, flushed
 from aiocuda.integrations._per_step import per_step
-from aiocuda.integrations._steps import end_step, flushed
 from aiocuda.testing import Latch
 from tests.helpers import quickly, until
 from tests.integrations.interleavings import DEFAULT, Entered, MistakeError, Thread, run

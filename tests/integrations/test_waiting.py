@@ -11,6 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, InvalidArgumentError, NoEventLoopError
+from aiocuda.completion._marks import enqueue_shared_mark
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.device._resources import resources_of
 from aiocuda.integrations import _waiting
@@ -64,7 +65,7 @@ async def test_more_waits_than_a_stream_holds_share_the_last_one() -> None:
         with Latch(device) as latch:
             latch.hold(own)
             await latch.held()
-            operations = [_waiting._wait(queue, number) for number in range(1000)]
+            operations = [enqueue_shared_mark(queue, number) for number in range(1000)]
             assert len(queue.pending) <= queue.device_state.limit + 1
             assert not any(operation.done() for operation in operations)
             latch.release()

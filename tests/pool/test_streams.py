@@ -22,7 +22,7 @@ from aiocuda import (
     StreamPool,
     WrongLoopError,
 )
-from aiocuda.coordination._joining import join
+from aiocuda.device.streams._joins import join
 from aiocuda.pool import LeasedStream
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until

@@ -11,7 +11,7 @@ import pytest
 from aiocuda import Operation, Stream
 from aiocuda.completion import _reactor, _stream_queue
 from aiocuda.completion._stream_queue import stream_operation
-from aiocuda.coordination import _joining
+from aiocuda.device.streams import _joins
 from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
@@ -33,14 +33,14 @@ def _synchronize(stream: Stream, _: Operation[Any]) -> object:
 
 
 def _join(stream: Stream, operation: Operation[Any]) -> object:
-    return _joining.join([operation.stream._queue, stream._queue])
+    return _joins.join([operation.stream._queue, stream._queue])
 
 
 @pytest.mark.parametrize("verb", [_end, _follow, _join, _synchronize])
 async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
     async with open_peer() as (peer, device):
         held, stream = device.stream(), device.stream()
-        for interrupt in sweep(_joining, _stream_queue, _reactor, least=3):
+        for interrupt in sweep(_joins, _stream_queue, _reactor, least=3):
             if stream._queue.active:
                 stream._queue.reactor.deactivate(stream._queue)  # as after a tick of the watchdog
             with Latch(device) as latch:

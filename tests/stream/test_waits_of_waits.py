@@ -20,7 +20,7 @@ from aiocuda import (
     StreamGroup,
 )
 from aiocuda.completion._stream_queue import stream_operation
-from aiocuda.coordination._joining import join
+from aiocuda.device.streams._joins import join
 from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["address_of", "as_bytes", "as_dtype", "as_shape"]
+__all__ = ["address_of", "as_bytes", "as_dtype", "as_shape", "check_alike", "extent_of"]
 
 #: The largest size in bytes that fits a signed 64-bit integer.
 MOST_BYTES = 2**63 - 1
@@ -86,3 +87,38 @@ def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address of an array's first byte."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def extent_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """Return the bounds of the items, in bytes from the first one."""
+    if 0 in shape:
+        return 0, 0
+    ends = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + itemsize
+
+
+def check_alike(device: Any, other: Any) -> None:
+    """Raise unless dtypes and shapes agree. Raw bytes fit any dtype, and one item fits any shape of one item."""
+    if device.shape == other.shape and device.dtype == other.dtype:
+        return
+    if device.dtype != other.dtype and not _is_raw(other):
+        sizes = "" if device.nbytes == other.nbytes else f", and {device.nbytes} bytes are not {other.nbytes}"
+        raise InvalidTypeError(
+            f"dtypes differ: {device.dtype} of shape {device.shape} and {other.dtype} of shape {tuple(other.shape)}"
+            f"{sizes}; convert by a.astype({str(device.dtype)!r}), make the array or the buffer with that dtype=, or, "
+            f"if the same bytes are meant, say so: buffer.view({str(other.dtype)!r})"
+        )
+    if device.nbytes != other.nbytes:
+        raise InvalidArgumentError(
+            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
+            f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
+        )
+    if device.shape != other.shape and device.size > 1 and not _is_raw(other):
+        raise InvalidArgumentError(
+            f"shapes differ: {device.shape} and {tuple(other.shape)} of {device.dtype}; if the items are to stay in "
+            f"their order, say so: buffer.reshape({tuple(other.shape)})"
+        )
+
+
+def _is_raw(other: Any) -> bool:
+    return other.ndim == 1 and bool(other.dtype == np.uint8)

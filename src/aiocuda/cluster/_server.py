@@ -12,8 +12,8 @@ from typing import Any
 from .._base._fault_watch import FaultWatch
 from .._base._faults import FAULTS
 from .._processes._failures import Failure, failure_from, text_of
-from ..device._open_devices import OPEN_DEVICES
 from ..errors import ClosedError, DeviceFault
+from ..lowlevel import OPEN_DEVICES
 from ._errors import RemoteError
 from ._messages import (
     ANY_EPOCH,

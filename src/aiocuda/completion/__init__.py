@@ -16,10 +16,11 @@ from ._instrument import (
     StartedBatch,
     SubmitListener,
 )
-from ._operation import Operation
+from ._operation import INTERNAL, Operation
 from ._policy import CompletionPolicy
 
 __all__ = [
+    "INTERNAL",
     "BatchListener",
     "CompletionPolicy",
     "EndedRequest",

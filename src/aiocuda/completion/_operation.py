@@ -12,9 +12,12 @@ from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
-__all__ = ["Operation", "check_awaited"]
+__all__ = ["INTERNAL", "Operation", "check_awaited"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+#: The kind of the library's own operations: chunks of staged copies, and markers.
+INTERNAL = "step"
 
 _AWAIT = "await it first, and use its result"
 
@@ -86,6 +89,21 @@ class Operation(ProcessLocal, Generic[T_co]):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes that a transfer moves or a fill sets. 0 for other operations, and for all that have finished."""
+
+    @property
+    @abstractmethod
+    def is_awaited(self) -> bool:
+        """True if a task waits for the operation now. For the hooks of listeners."""
+
+    @property
+    @abstractmethod
+    def waits_for(self) -> Operation[Any] | None:
+        """The operation of another stream that this unfinished ``"wait"`` waits for; None for other operations."""
+
+    @property
+    @abstractmethod
+    def part_of(self) -> Operation[Any] | None:
+        """The unfinished copy that this ``"step"`` is a part of; None for other operations. For hooks of listeners."""
 
     @abstractmethod
     def done(self) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from .._base._advice import advise
 from .._base._types import SourceLine
 from ..errors import AiocudaError
-from ._operation import Operation
-from ._stream_queue import INTERNAL, StreamOperation, stream_operation
+from ._operation import INTERNAL, Operation
+from ._stream_queue import StreamOperation, stream_operation
 
 if TYPE_CHECKING:
     from ._reactor import Reactor

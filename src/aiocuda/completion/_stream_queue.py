@@ -21,14 +21,13 @@ from .._base._checks import check_callback
 from .._base._failure import Failure, Poison, raisable
 from .._base._label import LABEL
 from .._base._log import log
-from .._base._wakeups import Callback, Waiters, wake_future
+from .._base._wakeups import MOST_PER_TURN, Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._listeners import Hooks, Listeners, call_hooks, call_resolve_hooks
-from ._operation import Operation
+from ._operation import INTERNAL, Operation
 from ._prediction import INSTANT
 from ._pumps import Pumps
-from ._reactor import MOST_PER_TURN
 from ._state import ABANDONED, DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, State
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from ._reactor import Reactor
 
 __all__ = [
-    "INTERNAL",
     "MOST_PER_PUMP",
     "Countdown",
     "Enqueue",
@@ -73,9 +71,6 @@ MOST_PER_PUMP = 128
 T_co = TypeVar("T_co", covariant=True)
 
 _NAMES = {state: state.name.lower() for state in State}
-
-#: The kind of the library's own operations: chunks of staged copies, and markers.
-INTERNAL = "step"
 
 #: The kinds that have a size in bytes.
 _SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
@@ -201,20 +196,17 @@ class StreamOperation(Operation[T_co]):
 
     @property
     def is_awaited(self) -> bool:
-        """True if the operation has a waiter. For the hooks of listeners."""
         queue = self.queue
         return self.waiters is not None or queue.lingers_for is self or self in queue.gathers
 
     @property
     def waits_for(self) -> StreamOperation[Any] | None:
-        """The operation of another stream that this unfinished "wait" waits for; None for other operations."""
         keep: Any = self.keep if self.kind == "wait" else None
         return keep if isinstance(keep, StreamOperation) else None
 
     @property
     def part_of(self) -> StreamOperation[Any] | None:
-        """The unfinished staged copy that this chunk belongs to; None if the operation is not a chunk."""
-        entries = self.queue.host_queue.entries
+        entries = self.queue.on_host
         return entries[0] if self.kind is INTERNAL and self.copy_out is not None and entries else None
 
     def done(self) -> bool:
@@ -843,6 +835,8 @@ class StreamQueue:
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
     active, attended, polling, poll_from, poll_until, watched_since, armed
         The reactor's plan for this queue: see `Reactor.plan`.
+    on_host : deque of StreamOperation
+        The entries of the host queue: the operations that the stream has not accepted yet, the oldest first.
     obstacles : int
         0 if a new operation can take the short way of `prepare`. Its bits are the reasons for the long way of
         `submit`: the queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
@@ -886,6 +880,7 @@ class StreamQueue:
         "loop",
         "name",
         "obstacles",
+        "on_host",
         "opened_at",
         "peak_bytes",
         "pending",
@@ -919,6 +914,7 @@ class StreamQueue:
         self.lent = 0
         self.pending: deque[StreamOperation[Any]] = deque()
         self.host_queue = HostQueue(self)
+        self.on_host = self.host_queue.entries
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
         self._poison: Poison | None = None
@@ -1294,6 +1290,10 @@ class StreamQueue:
         self.submit(marker, None, (), ahead=True)
         return marker
 
+    def mark(self) -> StreamOperation[Any] | None:
+        """Submit a marker; return None if the queue has ended and holds no work of the device."""
+        return None if self.ended and not self.pending else self.submit_marker()
+
     def mark_end(self) -> None:
         """Submit a marker, unless the newest operation is one: then record its event again."""
         newest = self.pending[-1] if self.pending else None
@@ -1380,6 +1380,17 @@ class StreamQueue:
             self._target = None  # this operation may be older
         elif self.pending or self.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)
+
+    def ends_with(self, operation: object) -> bool:
+        """Return whether an operation represents all work so far, as that of `end` does. No call of the driver."""
+        pending = self.pending
+        return (
+            bool(pending)
+            and pending[-1] is operation
+            and not self.obstacles
+            and self.unmarked_wait_at != self.enqueued
+            and not self.on_host
+        )
 
     def is_stuck(self) -> bool:
         """Return whether its oldest operation is known to be unfinished, by one query.

@@ -12,13 +12,11 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, Typ
 
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority, ProcessLocal
-from ..completion._stream_queue import stream_queue
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
 from ..device import Device, DriverName, open_device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
+from ..lowlevel import owned, queue_of, resources_of
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pool import StreamPool, StreamPoolStatistics
 from ..stream import Stream
@@ -205,7 +203,7 @@ class ManagedContext(ProcessLocal):
             part._refuse()
         for stream in self._streams.values():
             if not stream.closed:
-                stream_queue(stream).refuse(draining=True)
+                resources_of(self._device).streams.refuse_but_accepted(queue_of(stream))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

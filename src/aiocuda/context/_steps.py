@@ -14,9 +14,8 @@ from .._base._checks import is_coroutine_function, is_function, several
 from .._base._shutdown import end_tasks, finish_shielded
 from ..completion import Operation
 from ..device import Device, Event
-from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
-from ..memory.interchange._host_arrays import as_source
+from ..lowlevel import as_source, resources_of
 from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
 from ..pipeline._failures import root_failure
 

@@ -13,18 +13,14 @@ from .._base._arrays import address_of
 from .._base._checks import several
 from .._base._types import SourceLine
 from ..completion import Operation
-from ..completion._operation import check_awaited
-from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamOperation
-from ..device.streams._checker import Touch
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
+from ..lowlevel import Block, StreamOperation, check_awaited, enqueue_mark
 from ..memory import DeviceBuffer, PinnedBuffer
-from ..memory._block import Block
 from ..stream import Checker
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamQueue
+    from ..lowlevel import Queue
     from ..stream import Stream
 
 __all__ = ["Access", "DeclaredAccesses", "accesses_of", "accesses_of_launch", "enqueue_end"]
@@ -129,17 +125,12 @@ class DeclaredAccesses(NamedTuple):
 
     checker: Checker
     place: SourceLine
-    touches: Sequence[Touch]
+    touches: Sequence[Any]
 
     @classmethod
     def of(cls, checker: Checker, accesses: Sequence[Access]) -> DeclaredAccesses:
         """Return the accesses of the node that the user's code registers now."""
-        touches = [
-            Touch(memory, start, stop, reads, writes)
-            for memory, start, stop, reads, writes in accesses
-            if isinstance(memory, Block)
-        ]
-        return cls(checker, SourceLine.of_caller(), touches)
+        return cls(checker, SourceLine.of_caller(), checker.touches(accesses))
 
     def checked(self, work: Callable[[Stream], Operation[Any]]) -> Callable[[Stream], Operation[Any]]:
         """Return ``work`` as a function that checks these accesses instead of those of its stream method."""
@@ -151,16 +142,12 @@ class DeclaredAccesses(NamedTuple):
         return run
 
 
-def enqueue_end(queue: StreamQueue, kind: str, declared: DeclaredAccesses | None) -> StreamOperation[Any]:
+def enqueue_end(queue: Queue, kind: str, declared: DeclaredAccesses | None) -> StreamOperation[Any]:
     """Enqueue an operation after everything that a bracket has enqueued; check the bracket's accesses."""
     if declared is None:
-        return queue.enqueue(kind, INSTANT, _nothing, ())
+        return enqueue_mark(queue, kind)
     checker, place, touches = declared
     with checker.acting_for(place, touches), checker.access(queue, kind, touches) as enqueued:
-        operation = queue.enqueue(kind, INSTANT, _nothing, ())
+        operation = enqueue_mark(queue, kind)
         enqueued.append(operation)
     return operation
-
-
-def _nothing() -> None:
-    """The work of an operation that only marks a place in its stream."""

@@ -9,9 +9,8 @@ from .._base._checks import check_integer, check_timeout
 from .._base._deadlock import waiting
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
-from ..completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
+from ..completion import Operation
 from ..device import Device, Event
-from ..device._event import elapsed_ms, record_event
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -20,10 +19,10 @@ from ..errors import (
     WrongDeviceError,
     WrongLoopError,
 )
+from ..lowlevel import CLOSED, Queue, follow, queue_of, record_event
 from ..pool._device_watch import DeviceWatch, check_device
 from ..stream import Stream
 from ._group import StreamGroup
-from ._joining import follow
 
 __all__ = ["StreamBarrier"]
 
@@ -224,7 +223,7 @@ class _Round:
         """Raise an error if a party cannot have these streams."""
         known = next(iter(self._events), None)
         for stream in streams:
-            stream_queue(stream).check()
+            queue_of(stream).check()
             known = known or stream
             if stream.device.driver is not known.device.driver:
                 raise WrongDeviceError(
@@ -261,25 +260,25 @@ class _Round:
         The first stream of each device is its leader. The leader waits for the other streams of its device; the first
         leader waits for the other leaders. Then they wait the other way round.
         """
-        devices: dict[Any, dict[StreamQueue, Event]] = {}
+        devices: dict[int, dict[Queue, Event]] = {}
         for stream, event in self._events.items():
-            queue = stream_queue(stream)
-            if queue.closed:
+            queue = queue_of(stream)
+            if queue.obstacles & CLOSED:
                 queue.check()  # closed while its party waited; a lease that has ended has its own error
-            devices.setdefault(queue.device_state.device, {})[queue] = event
-        leaders: dict[Any, StreamQueue] = {}
+            devices.setdefault(stream.device.index, {})[queue] = event
+        leaders: dict[int, Queue] = {}
         for device, members in devices.items():
             leader, *others = members
             leaders[device] = leader
             for queue in others:
-                follow(leader, stream_operation(members[queue].operation))
+                follow(leader, members[queue].operation)
         for leader in list(leaders.values())[1:]:
-            follow(next(iter(leaders.values())), leader.submit_marker())
-        first: StreamOperation[Any] | None = None
+            follow(next(iter(leaders.values())), leader.mark())
+        first: Operation[Any] | None = None
         for device, leader in leaders.items():
             follow(leader, first)
             release = self._releases[device] = record_event(leader, timing=True)
-            released = stream_operation(release.operation)
+            released = release.operation
             if first is None:
                 first = released
             for queue in devices[device]:
@@ -293,31 +292,42 @@ class _Round:
         if self._seconds is None:
             self._seconds = self._measure() / 1e3
             for stream in self._events:
-                stream_queue(stream).poll()  # so that operations before the barrier are resolved in this loop, too
+                queue_of(stream).poll()  # so that operations before the barrier are resolved in this loop, too
         return self._seconds
 
     def _measure(self) -> float:
         """Return the time from the first arrival to the last, in milliseconds."""
-        arrivals: dict[Any, list[Event]] = {}
+        if not self._events:
+            return 0.0
+        # Not `Event.elapsed_ms`: the device has passed all events, but their streams may not have noticed.
+        driver = next(iter(self._events)).device.driver
+        if driver.fault is not None:
+            raise driver.fault.again()
+        elapsed = driver.event_elapsed_ms
+        arrivals: dict[int, list[Event]] = {}
         for stream, event in self._events.items():
-            arrivals.setdefault(stream_queue(stream).device_state.device, []).append(event)
+            arrivals.setdefault(stream.device.index, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
-            times = [0.0, *(elapsed_ms(start, event) for event in others)]
+            times = [0.0, *(elapsed(start.handle, event.handle) for event in others)]
             return max(times) - min(times)
         # By the clock of each device: from its first arrival until it has waited for the arrivals on all devices.
-        spans = [elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
+        spans = [
+            elapsed(event.handle, self._releases[device].handle)
+            for device, events in arrivals.items()
+            for event in events
+        ]
         return max(spans, default=0.0)
 
 
 def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
     """Return the streams of a party, each once."""
-    found: dict[StreamQueue, Stream] = {}
+    found: dict[Queue, Stream] = {}
     for thing in streams:
         if isinstance(thing, StreamGroup):
-            found.update((stream_queue(stream), stream) for stream in thing)
+            found.update((queue_of(stream), stream) for stream in thing)
         elif isinstance(thing, Stream):
-            found[stream_queue(thing)] = thing
+            found[queue_of(thing)] = thing
         else:
             raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(thing).__name__}")
     return list(found.values())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base._failure import raisable
 from .._base._label import LABEL
-from ..completion._stream_queue import stream_queue
 from ..errors import BusyError
+from ..lowlevel import queue_of
 from ._accesses import Access, enqueue_end
 from ._node import Kind
 from ._scheduled_node import OPEN, WAITING, ScheduledNode
@@ -105,19 +105,20 @@ class Bracket(ScheduledNode[Any]):
         scheduler.open.pop(self, None)
         stream = self.stream
         assert stream is not None
-        queue = stream_queue(stream)
+        queue = queue_of(stream)
         scheduler.streams.let_go(queue)
         if reason is not None:
             self.fail_by_program(reason, raised=error is not None)
             self.deliver_failure()  # the block raises it
-        late = queue.closed
+        late = False
         try:
-            if late:
-                queue.let_in()  # raises if the program has closed the stream
+            late = scheduler.resources.streams.let_in(queue)  # raises if the program has closed the stream
             if scheduler.driver.fault is not None:
                 queue.check()
-            if reason is not None and not queue.host_queue.entries:
-                operation = queue.submit_marker()  # is never skipped, but would overtake operations in the host queue
+            if reason is not None and not queue.on_host:
+                mark = queue.mark()  # is never skipped, but would overtake operations in the host queue
+                assert mark is not None  # the stream takes new work
+                operation = mark
             else:
                 operation = enqueue_end(queue, self.kind, self.declared)
         except Exception as refusal:
@@ -130,7 +131,7 @@ class Bracket(ScheduledNode[Any]):
             return
         finally:
             if late:
-                queue.closed = True
+                scheduler.resources.streams.refuse_but_accepted(queue)
         spoiled = queue.poison
         if reason is not None and spoiled is not None:
             # The stream has skipped work, perhaps the waits for prerequisites: substitutes include the prerequisites.

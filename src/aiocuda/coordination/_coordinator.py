@@ -9,22 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
 
+from .._base._arrays import check_alike
 from .._base._checks import check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._types import ProcessLocal
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
-from ..completion._stream_queue import StreamOperation
 from ..device import Device, Event
-from ..device._resources import resources_of
-from ..device.streams._stream import launch_converted
-from ..device.streams._transfers import check_alike
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
-from ..kernels._binding import argument_count_error
-from ..kernels._extent import check_extent
+from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, resources_of
 from ..memory import DeviceBuffer
-from ..memory.interchange._host_arrays import as_source, as_target
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
@@ -132,7 +127,7 @@ class AsyncCoordinator(ProcessLocal):
         _check_count("streams", streams, 64)
         timeout = _check_deadlock_timeout(deadlock_timeout)
         if check and device.checker is None:
-            resources_of(device).checker = Checker()
+            resources_of(device).check_with(Checker())
         self.device = device
         self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
@@ -224,7 +219,7 @@ class AsyncCoordinator(ProcessLocal):
                 self._check_launch(grid, block, shared_bytes)
             node.work = partial(launch_converted, kernel, grid, block, args, values, shared_bytes)
         elif len(args) != len(kernel.signature.parameters):
-            raise argument_count_error(kernel.signature, args)
+            raise kernel.signature.count_error(args)
         accesses = accesses_of_launch(kernel, args, reads, writes)
         self._link(node, after, accesses, began, uploads=uploads)
         return node
@@ -390,7 +385,7 @@ class AsyncCoordinator(ProcessLocal):
                 return
         except TypeError:
             key = None  # a list
-        check_extent(grid, block, shared_bytes, self.device.properties)
+        self._resources.check_extent(grid, block, shared_bytes)
         if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(known) < MOST_EXTENTS:
             known.add(key)
 

@@ -6,11 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .._base._types import Priority, SourceLine
-from ..completion._stream_queue import StreamQueue, stream_queue
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import open_stream, owned
 from ..errors import ClosedError
+from ..lowlevel import Queue, open_stream, owned, queue_of, resources_of
 from ._scheduled_node import ScheduledNode
 
 if TYPE_CHECKING:
@@ -37,22 +35,22 @@ class CoordinatorStreams:
         For each queue on which open brackets enqueue, the number of these brackets.
     """
 
-    __slots__ = ("_closing", "_device", "_groups", "_most", "held", "submitted")
+    __slots__ = ("_closing", "_groups", "_most", "_resources", "held", "submitted")
 
     def __init__(self, device: Device, most: int) -> None:
-        self._device = device
+        self._resources = resources_of(device)
         self._most = {"upload": 1, "compute": most, "download": 1}
-        self._groups: dict[tuple[str, Priority], dict[StreamQueue, Stream]] = {}
-        self.submitted: dict[StreamQueue, deque[ScheduledNode[Any]]] = {}
-        self.held: dict[StreamQueue, int] = {}
+        self._groups: dict[tuple[str, Priority], dict[Queue, Stream]] = {}
+        self.submitted: dict[Queue, deque[ScheduledNode[Any]]] = {}
+        self.held: dict[Queue, int] = {}
         self._closing = False
 
     def refuse(self) -> None:
         """Refuse new work in all streams, except the work of open brackets."""
         self._closing = True
         for stream in self.all():
-            if stream_queue(stream) not in self.held:
-                stream_queue(stream).refuse(draining=True)
+            if queue_of(stream) not in self.held:
+                self._resources.streams.refuse_but_accepted(queue_of(stream))
 
     @staticmethod
     def closed() -> ClosedError:
@@ -62,19 +60,19 @@ class CoordinatorStreams:
             "aiocuda.AsyncCoordinator(device)"
         )
 
-    def hold(self, queue: StreamQueue) -> None:
+    def hold(self, queue: Queue) -> None:
         """Note that a bracket opens: its task enqueues on this queue."""
         self.held[queue] = self.held.get(queue, 0) + 1
-        if self._closing and queue.draining and not resources_of(self._device).closing:
-            queue.closed = False
+        if self._closing and not self._resources.closing:
+            self._resources.streams.let_in(queue)
 
-    def let_go(self, queue: StreamQueue) -> None:
+    def let_go(self, queue: Queue) -> None:
         """Note that the bracket has ended."""
         self.held[queue] -= 1
         if not self.held[queue]:
             del self.held[queue]
             if self._closing and self.owns(queue):
-                queue.refuse(draining=True)
+                self._resources.streams.refuse_but_accepted(queue)
 
     def first(self, role: str) -> Stream:
         """Return the first stream of normal priority of a role."""
@@ -87,7 +85,7 @@ class CoordinatorStreams:
         """Return all streams that were created."""
         return [stream for group in self._groups.values() for stream in group.values()]
 
-    def owns(self, queue: StreamQueue) -> bool:
+    def owns(self, queue: Queue) -> bool:
         """True if the queue belongs to the coordinator, so that only the coordinator enqueues on it."""
         return any(queue in group for group in self._groups.values())
 
@@ -105,11 +103,11 @@ class CoordinatorStreams:
         for other in node.prerequisites:
             operation = other.operation
             if operation is not None:
-                queue = operation.queue
+                queue: Queue = operation.queue
                 if (
                     queue in group
                     and queue not in held
-                    and not queue.host_queue.entries
+                    and not queue.on_host
                     and (nodes := submitted.get(queue))
                     and nodes[-1] is other
                 ):
@@ -122,7 +120,7 @@ class CoordinatorStreams:
         for queue, stream in group.items():
             if queue in held:
                 continue
-            load = len(submitted.get(queue, ())) + (MOST_CHECKED if queue.host_queue.entries else 0)
+            load = len(submitted.get(queue, ())) + (MOST_CHECKED if queue.on_host else 0)
             if not load:
                 return stream
             if best is None or load < least:
@@ -131,19 +129,18 @@ class CoordinatorStreams:
             return self._create(group, node.role, level)
         return best
 
-    def _group(self, role: str, level: Priority) -> dict[StreamQueue, Stream]:
+    def _group(self, role: str, level: Priority) -> dict[Queue, Stream]:
         group = self._groups.get((role, level))
         if group is None:
             group = self._groups[role, level] = {}
         return group
 
-    def _create(self, group: dict[StreamQueue, Stream], role: str, level: Priority) -> Stream:
-        device = self._device
-        loop_state = resources_of(device).loop_state(while_closing=True)
+    def _create(self, group: dict[Queue, Stream], role: str, level: Priority) -> Stream:
+        loop_state = self._resources.loop_state(while_closing=True)
         stream = open_stream(
-            resources_of(device), loop_state, level, f"{role}-{level}-{len(group)}", str(SourceLine.of_caller())
+            self._resources, loop_state, level, f"{role}-{level}-{len(group)}", str(SourceLine.of_caller())
         )
         if self._closing:
-            stream_queue(stream).refuse(draining=True)
-        group[stream_queue(stream)] = owned(stream, "aiocuda.AsyncCoordinator(device) as coordinator")
+            self._resources.streams.refuse_but_accepted(queue_of(stream))
+        group[queue_of(stream)] = owned(stream, "aiocuda.AsyncCoordinator(device) as coordinator")
         return stream

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from .._base._deadlock import Wait, deadlock, find_stuck, waiting
 from .._base._log import log
 from ..device import Device
-from ..device._resources import DeviceResources
 from ..errors import DeadlockError
+from ..lowlevel import DeviceResources
 from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
 
 __all__ = ["STILL_SECONDS", "DeadlockDetector"]
@@ -204,7 +204,7 @@ class DeadlockDetector:
         loop_state = scheduler.resources.loop_states.here()
         for queue in list(loop_state.queues):
             queue.poll()
-        return loop_state.blocking() or any(not queue.idle for queue in loop_state.queues)
+        return loop_state.blocking() or any(queue.tail() is not None for queue in loop_state.queues)
 
     def _check_still(self) -> None:
         """Log what is blocked, once it has been still for long enough; fail it after the timeout."""

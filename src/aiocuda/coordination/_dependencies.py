@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CycleError
-from ..memory._accesses import Accesses, Ranges
-from ..memory._block import Block
+from ..lowlevel import Accesses, Block, Ranges
 from ._accesses import Access
 from ._scheduled_node import RootFailure, ScheduledNode
 

@@ -12,14 +12,11 @@ from .._base._shutdown import end_tasks
 from .._base._types import Priority, ProcessLocal
 from .._base._user_code import call
 from ..completion import Operation
-from ..completion._stream_queue import stream_queue
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..lowlevel import owned, prepare_join, queue_of, resources_of
 from ..stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
-from ._joining import prepare_join
 
 __all__ = ["StreamGroup"]
 
@@ -71,7 +68,7 @@ class StreamGroup(ProcessLocal):
                 self._leave()
                 raise
         self._loop = asyncio.get_running_loop()
-        self._join = prepare_join([stream_queue(stream) for stream in self])
+        self._join = prepare_join([queue_of(stream) for stream in self])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,11 +174,11 @@ class StreamGroup(ProcessLocal):
             The group belongs to another event loop. The call changes nothing.
         """
         self._check_loop()
-        await self._resources.streams.close_all([stream_queue(stream) for stream in self])
+        await self._resources.streams.close_all([queue_of(stream) for stream in self])
 
     def _leave(self) -> None:
         for stream in self:
-            self._resources.streams.leave(stream_queue(stream))
+            self._resources.streams.leave(queue_of(stream))
 
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:

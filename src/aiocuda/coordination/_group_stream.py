@@ -6,13 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
-from ..device.streams._hook import StreamHook
-from ..device.streams._stream import StreamView
 from ..errors import CycleError, InvalidTypeError
+from ..lowlevel import Queue, StreamHook, StreamOperation, StreamView, follow, queue_of
 from ..stream import CheckedStream, Stream
 from ._dependencies import path_between
-from ._joining import follow
 
 __all__ = ["CheckedGroupStream", "GroupStream"]
 
@@ -30,7 +27,7 @@ class PrerequisiteHook:
 
     __slots__ = ("_hook", "_queue", "waits")
 
-    def __init__(self, queue: StreamQueue, hook: StreamHook | None) -> None:
+    def __init__(self, queue: Queue, hook: StreamHook | None) -> None:
         self._queue = queue
         self._hook = hook  # the stream's own hook, which runs after the waits
         #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
@@ -46,7 +43,7 @@ class PrerequisiteHook:
         known, queue = self.waits, self._queue
         queue.check()
         for prerequisite, (last, wait) in known.items():
-            end = stream_queue(prerequisite).end()
+            end = queue_of(prerequisite).end()
             # A wait that was skipped because of an earlier failure in this stream must be repeated.
             if end is not None and (end is not last or (wait is not None and wait.failure is not None)):
                 follow(queue, end)

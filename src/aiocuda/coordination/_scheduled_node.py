@@ -13,14 +13,12 @@ from .._base._checks import check_callback
 from .._base._failure import Failure, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
-from ..completion._state import ABANDONED as OPERATION_ABANDONED
-from ..completion._state import DONE as OPERATION_DONE
-from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
+from ..lowlevel import State, StreamOperation
 from ._node import PRIORITIES, Kind, Node, NodePriority
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamQueue
+    from ..lowlevel import Queue
     from ..memory import DeviceBuffer
     from ..stream import Stream
     from ._accesses import DeclaredAccesses
@@ -28,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["TRANSITIONS", "NodeScheduler", "RootFailure", "ScheduledNode"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+# The states of operations, as plain integers: they are compared in hot functions.
+OPERATION_DONE, OPERATION_ABANDONED = int(State.DONE), int(State.ABANDONED)
 
 # The phases of a node, in order. From DONE on it has finished. A SUBMITTED node finishes when its operation does; the
 # scheduler notices that later.
@@ -104,6 +105,9 @@ class NodeScheduler(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def has_listeners(self) -> bool: ...
 
     @property
     def wakes(self) -> Wakes: ...
@@ -254,7 +258,7 @@ class ScheduledNode(Node[T_co]):
             raise error
         value = self.value
         if value is None and self.operation is not None:
-            value = self.operation.value
+            value = self.operation.result()
         return cast("T_co", value)
 
     def exception(self) -> BaseException | None:
@@ -435,15 +439,15 @@ class ScheduledNode(Node[T_co]):
         if self.work is not None and self.role != "host":
             self.work = declared.checked(self.work)
 
-    def submitted_as(self, operation: StreamOperation[Any], queue: StreamQueue, waitable: bool) -> None:
+    def submitted_as(self, operation: StreamOperation[Any], queue: Queue, waitable: bool) -> None:
         """Move to SUBMITTED: the queue has accepted the operation. ``waitable``: its event has been recorded."""
         self.operation = operation
         self.phase = SUBMITTED
         self.work = None
-        if self._waiters is not None and queue.device_state.listeners is not None:
+        if self._waiters is not None and self.scheduler.has_listeners:
             # The tasks that await this node will await the operation, in the next iteration of the loop: it may have
             # been resolved by then, and listeners need to see that it is awaited.
-            operation.add_waiter(Callback(_nothing, operation.context))
+            operation.add_done_callback(_nothing)
         if self.declared is not None:
             self.declared.checker.stamp(queue, operation)
         if waitable:
@@ -466,7 +470,7 @@ class ScheduledNode(Node[T_co]):
 
         ``mark`` is an operation of this node's own stream that is among them.
         """
-        newest: dict[StreamQueue, StreamOperation[Any]] = {} if mark is None else {mark.queue: mark}
+        newest: dict[Queue, StreamOperation[Any]] = {} if mark is None else {mark.queue: mark}
         for other in self.prerequisites:
             for operation in other.operations():
                 known = newest.get(operation.queue)
@@ -594,10 +598,7 @@ class ScheduledNode(Node[T_co]):
         operation = self.operation
         if operation is None:
             return all(operation.is_settled for operation in self.substitutes)
-        state = operation.status
-        return state == OPERATION_DONE or (
-            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation.detached)
-        )
+        return operation.is_settled
 
 
 def _nothing(operation: StreamOperation[Any]) -> None:

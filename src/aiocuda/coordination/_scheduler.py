@@ -20,30 +20,25 @@ from typing import Any
 
 from .._base._failure import Poison
 from .._base._user_code import LEAVES_LOOP
-from .._base._wakeups import Callback, Waiters, Wakes, wake_future
-from ..completion._prediction import INSTANT
-from ..completion._reactor import MOST_PER_TURN
-from ..completion._state import ABANDONED as OPERATION_ABANDONED
-from ..completion._state import DONE as OPERATION_DONE
-from ..completion._stream_queue import CLOSED as QUEUE_CLOSED
-from ..completion._stream_queue import (
-    INTERNAL,
-    StreamOperation,
-    StreamQueue,
-    new_operation,
-    nothing,
-    stream_queue,
-)
+from .._base._wakeups import MOST_PER_TURN, Waiters, Wakes, wake_future
 from ..device import Device, Event
-from ..device._resources import resources_of
 from ..errors import ClosedError, CycleError
+from ..lowlevel import CLOSED, Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
 from ._deadlock_detector import DeadlockDetector
 from ._dependencies import DependencyGraph
-from ._joining import follow_checked
 from ._ready_queue import ReadyQueue
-from ._scheduled_node import ABANDONED, FAILED, OPEN, READY, WAITING, RootFailure, ScheduledNode
+from ._scheduled_node import (
+    ABANDONED,
+    FAILED,
+    OPEN,
+    OPERATION_DONE,
+    READY,
+    WAITING,
+    RootFailure,
+    ScheduledNode,
+)
 
 __all__ = ["SAMPLED", "Scheduler"]
 
@@ -130,11 +125,11 @@ class Scheduler:
         self._met: deque[ScheduledNode[Any]] = deque()
         self._submitting = False
         #: Nodes with an operation in the host queue of its stream.
-        self._in_host_queue: dict[StreamQueue, list[ScheduledNode[Any]]] = {}
+        self._in_host_queue: dict[Queue, list[ScheduledNode[Any]]] = {}
         #: Nodes that wait until the host queue of their stream is empty.
-        self._blocked: dict[StreamQueue, dict[ScheduledNode[Any], None]] = {}
+        self._blocked: dict[Queue, dict[ScheduledNode[Any], None]] = {}
         #: For each queue, the operation that calls `advance` when it ends.
-        self._watched: dict[StreamQueue, StreamOperation[Any]] = {}
+        self._watched: dict[Queue, StreamOperation[Any]] = {}
         self._tidy_scheduled = False
         self._polled_at = 0.0
         self._drainers: Waiters[asyncio.Future[None]] = Waiters()
@@ -159,6 +154,11 @@ class Scheduler:
     def wakes(self) -> Wakes:
         """The wake-ups of the loop."""
         return Wakes.of(self.loop)
+
+    @property
+    def has_listeners(self) -> bool:
+        """True if the device has listeners, which need to see that an operation is awaited."""
+        return self.resources.device_state.listeners is not None
 
     def check_loop(self) -> None:
         """Raise `WrongLoopError` on another loop than the coordinator's."""
@@ -322,19 +322,19 @@ class Scheduler:
 
     def _submit(self, node: ScheduledNode[Any]) -> None:
         """Submit a node to a stream, after waits for its prerequisites. Hot: it writes slots of the node."""
-        late: StreamQueue | None = None
+        late: Queue | None = None
         try:
             stream = self.streams.choose(node) if node.stream is None else node.stream
-            queue = stream._queue
-            if queue.obstacles & QUEUE_CLOSED:
-                queue.let_in()  # raises if the program has closed its own stream
+            queue = queue_of(stream)
+            if queue.obstacles & CLOSED:
+                self.resources.streams.let_in(queue)  # raises if the program has closed its own stream
                 late = queue
-            if queue.host_queue.entries:
+            if queue.on_host:
                 self._block(queue, node)
                 return
             if self.ready.size:
                 self.ready.served(node)
-            follow = StreamQueue.follow if node.declared is None else follow_checked
+            follow = self.resources.follow
             for other in node.prerequisites:
                 operation = other.operation
                 if operation is None:
@@ -353,7 +353,7 @@ class Scheduler:
             raise
         finally:
             if late is not None:
-                late.closed = True
+                self.resources.streams.refuse_but_accepted(late)
         node.stream = stream
         self.in_flight += 1
         self.progress += 1
@@ -367,21 +367,23 @@ class Scheduler:
 
     @staticmethod
     def _follow_substitutes(
-        queue: StreamQueue, node: ScheduledNode[Any], follow: Callable[[StreamQueue, StreamOperation[Any]], None]
+        queue: Queue, node: ScheduledNode[Any], follow: Callable[[Queue, StreamOperation[Any]], None]
     ) -> None:
         """Let later work of the queue wait for the substitutes of a prerequisite."""
-        for operation in node.substitutes:
-            if operation.extra is not None and operation.failure is not None and not operation.is_settled:
-                operation = operation.queue.submit_marker()  # comes after it, but is not skipped with it
-            follow(queue, operation)
+        for substitute in node.substitutes:
+            operation: StreamOperation[Any] | None = substitute
+            if substitute.failure is not None and not substitute.is_settled:
+                operation = substitute.queue.mark()  # comes after it, but is not skipped with it
+            if operation is not None:
+                follow(queue, operation)
 
-    def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def accept(self, node: ScheduledNode[Any], queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that a stream has accepted the operation of a node, or the end of a bracket."""
         nodes = self.submitted.get(queue)
         if nodes is None:
             nodes = self.submitted[queue] = deque()
         nodes.append(node)
-        refused = operation.extra is not None and self._was_refused(operation)
+        refused = not operation.submitted_at and self._was_refused(operation)
         waitable = not refused and (operation.lease is not None or operation.status >= OPERATION_DONE)
         if waitable:
             self.waiting.pop(node, None)
@@ -393,12 +395,12 @@ class Scheduler:
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
             self._in_host_queue.setdefault(queue, []).append(node)
-            self._call_when_accepted(queue)
+            when_accepted(queue, self._accepted, self.context)
             node.wake_waiters()
 
     # -- streams with a non-empty host queue ---------------------------------------------------------------------
 
-    def _block(self, queue: StreamQueue, node: ScheduledNode[Any]) -> None:
+    def _block(self, queue: Queue, node: ScheduledNode[Any]) -> None:
         """Keep a node until the host queue of its stream is empty.
 
         If it followed an operation that is still on the host, a failure of that operation would become its own.
@@ -409,26 +411,10 @@ class Scheduler:
         if queue not in self._blocked:
             self._blocked[queue] = {}
             if queue not in self._in_host_queue:
-                self._call_when_accepted(queue)
+                when_accepted(queue, self._accepted, self.context)
         self._blocked[queue][node] = None
 
-    def _call_when_accepted(self, queue: StreamQueue) -> None:
-        """Call `_accepted` when the stream has accepted everything that is in its host queue now, or has failed."""
-        marker: StreamOperation[Any] = new_operation(queue, INTERNAL, INSTANT, None)
-        marker.on_settled = nothing
-        called = False
-
-        def call(_: object = None) -> None:
-            nonlocal called
-            if not called:
-                called = True
-                marker.waiters = None
-                queue.loop.call_soon(self._accepted, queue, context=self.context)
-
-        marker.add_waiter(Callback(call, self.context))
-        queue.host_queue.put(marker, call, ())
-
-    def _accepted(self, queue: StreamQueue) -> None:
+    def _accepted(self, queue: Queue) -> None:
         for node in self._in_host_queue.pop(queue, ()):
             operation = node.operation
             if operation is None:
@@ -441,7 +427,7 @@ class Scheduler:
             else:
                 self._in_host_queue.setdefault(queue, []).append(node)
         if queue in self._in_host_queue:
-            self._call_when_accepted(queue)
+            when_accepted(queue, self._accepted, self.context)
         else:
             for node in self._blocked.pop(queue, ()):
                 self.ready.push(node)
@@ -522,10 +508,10 @@ class Scheduler:
         node.operation = operation
         node.role = "outside"
         if operation.lease is None and self.driver.fault is None:
-            entries = operation.queue.host_queue.entries
+            entries = operation.queue.on_host
             if operation.status < OPERATION_DONE or any(entry is operation for entry in entries):
                 # Still on the host. An abandoned operation, too: its stream may be waiting for it.
-                self._when_passed(operation, lambda _: self._attach(node, operation))
+                when_passed(operation, lambda _: self._attach(node, operation), self.context)
                 return
         node.attach(operation)
         node.become_waitable()
@@ -568,7 +554,7 @@ class Scheduler:
         """
         return operation.failure is not None and not operation.submitted_at and self.driver.fault is None
 
-    def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def _fail_refused(self, node: ScheduledNode[Any], queue: Queue, operation: StreamOperation[Any]) -> None:
         """Fail a node after its stream refused the operation. The stream continues: the node delivers the failure."""
         failure = operation.failure
         assert failure is not None
@@ -579,11 +565,9 @@ class Scheduler:
             spoiled.delivered = True
             error = spoiled.error if self.streams.owns(queue) else operation.value
             self.note_unread(node.fail(error))
-        mark = None
-        if not queue.ended:
-            mark = queue.submit_marker()  # after anything of the node that the stream may have accepted
-            if mark.failure is not None:
-                mark.failure.poison.delivered = True
+        mark = queue.mark()  # after anything of the node that the stream may have accepted
+        if mark is not None and mark.failure is not None:
+            mark.failure.poison.delivered = True
         # The stream may have skipped the waits for the prerequisites, too: the substitutes include the prerequisites.
         self.submitted[queue].remove(node)
         self.in_flight -= 1
@@ -739,31 +723,19 @@ class Scheduler:
                     self._watch(operation.queue, operation)
         self.detector.start()
 
-    def _watch(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def _watch(self, queue: Queue, operation: StreamOperation[Any]) -> None:
         self._watched[queue] = operation
-        self._when_passed(operation, functools.partial(self._watched_passed, operation))
+        when_passed(operation, functools.partial(self._watched_passed, operation), self.context)
 
     def _watched_passed(self, operation: StreamOperation[Any], _: StreamOperation[Any]) -> None:
         if self._watched.get(operation.queue) is operation:
             del self._watched[operation.queue]
         self.advance()
 
-    def _when_passed(self, operation: StreamOperation[Any], then: Callable[[StreamOperation[Any]], object]) -> None:
-        """Call ``then`` when the device is done with an operation. An abandoned operation finishes before that."""
-        queue = operation.queue
-        if operation.status == OPERATION_ABANDONED and not operation.is_settled and self.driver.fault is None:
-            if any(entry is operation for entry in queue.host_queue.entries):  # `mark` would overtake it
-                operation = new_operation(queue, INTERNAL, INSTANT, None)
-                operation.on_settled = nothing
-                queue.host_queue.put(operation, None, ())
-            else:
-                operation = queue.submit_marker()
-        operation.add_done_callback(then, context=self.context)
-
     def watch_end(self, node: ScheduledNode[Any]) -> None:
         """Call the callbacks of a submitted node when it has finished."""
         for operation in node.operations():
-            self._when_passed(operation, functools.partial(self._passed, node))
+            when_passed(operation, functools.partial(self._passed, node), self.context)
 
     def _passed(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
         self.advance()
@@ -772,7 +744,7 @@ class Scheduler:
         if node.done():
             node.call_callbacks()  # an abandoned node has finished, although the device may still work on it
         elif not operation.is_settled:
-            self._when_passed(operation, functools.partial(self._passed, node))
+            when_passed(operation, functools.partial(self._passed, node), self.context)
 
     def tidy_soon(self) -> None:
         """Collect what has finished, once per iteration of the loop: a node was awaited, so memory can be released."""
@@ -908,7 +880,7 @@ class Scheduler:
         self.graph.clear()
         self.collect_finished()
         for stream in self.streams.all():
-            self.resources.streams.give_up(stream_queue(stream))
+            self.resources.streams.give_up(queue_of(stream))
         if self._drainers or self._producers:
             self.wakes.wake_all(self._drainers, wake_future)
             self.wakes.wake_all(self._producers, wake_future)

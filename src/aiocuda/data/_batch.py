@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._base._types import ProcessLocal
 from ..errors import ClosedError, DeviceFault, StaleHandleError
+from ..lowlevel import block_of, resources_of
 from ..memory import DeviceBuffer
-from ..memory._buffer import block_of
 from ..stream import Stream
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamQueue
+    from ..lowlevel import Queue
 
 __all__ = ["Batch", "BatchMemory", "are_positional"]
 
@@ -40,9 +40,9 @@ class BatchMemory:
         self._is_past = False  # the next batch has been requested
         #: By CUDA's handle, functions that return the queue of the stream. The queue itself may be forgotten meanwhile,
         #: when another stream is imported: only a public `Stream` or unfinished work keeps an imported one.
-        self._used_on: dict[int, Callable[[], StreamQueue]] = {}
+        self._used_on: dict[int, Callable[[], Queue]] = {}
 
-    def add_use(self, handle: int, queue_of: Callable[[], StreamQueue]) -> None:
+    def add_use(self, handle: int, queue_of: Callable[[], Queue]) -> None:
         """Let the free wait for the work that the stream has then."""
         self._used_on[handle] = queue_of
         if self._is_past:
@@ -80,7 +80,7 @@ class BatchMemory:
         """Let a free of the memory wait for the streams that `add_use` has named."""
         for queue_of in self._used_on.values():
             queue = queue_of()
-            end = queue.tail() if queue.ended else queue.submit_marker()
+            end = queue.mark() or queue.tail()
             if end is not None and not end.is_settled:
                 for buffer in self.buffers.values():
                     block_of(buffer).depend(end)
@@ -120,7 +120,7 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
         indices: tuple[int, ...],
         stream: Stream,
         memory: BatchMemory,
-        queue_of: Callable[[Any], StreamQueue],
+        queue_of: Callable[[Any], Queue],
     ) -> None:
         self.number = number
         self.indices = indices
@@ -193,7 +193,8 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
             ``stream`` is no stream.
         """
         self._check()
-        self._memory.add_use(self._queue_of(stream).handle, functools.partial(self._queue_of, stream))
+        handle = resources_of(self.stream.device).streams.handle_of(self._queue_of(stream))
+        self._memory.add_use(handle, functools.partial(self._queue_of, stream))
         return self
 
     def free(self) -> None:

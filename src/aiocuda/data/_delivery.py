@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .._base._log import log
-from ..completion._stream_queue import StreamQueue, stream_queue
 from ..device import Device
-from ..device._resources import resources_of
-from ..memory.interchange._streams import handle_of
+from ..lowlevel import Queue, handle_of, queue_of, resources_of
 from ..stream import Stream
 from ._batch import Batch, BatchMemory
 
@@ -52,8 +50,8 @@ class Delivery:
                     reason="another library still held a batch when the next one was requested: it is freed later",
                 )  # fmt: skip
 
-    def _queue_of(self, stream: Any) -> StreamQueue:
+    def _queue_of(self, stream: Any) -> Queue:
         """Return the queue of a stream of aiocuda or of another library."""
         if isinstance(stream, Stream):
-            return stream_queue(stream)
+            return queue_of(stream)
         return self._resources.imports.queue_of(handle_of(stream))

@@ -8,8 +8,8 @@ from typing import Any
 
 from .._base._shutdown import finish_shielded
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import BusyError
+from ..lowlevel import resources_of
 from ._sources import AsyncReader
 
 __all__ = ["Ending", "check_caller", "check_loop"]

@@ -14,7 +14,6 @@ from .._base._mistakes import keywords
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import (
     BusyError,
     ClosedError,
@@ -22,6 +21,7 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
+from ..lowlevel import resources_of
 from ..pipeline._stage import OnError
 from ._batch import Batch
 from ._decoding import SampleDecoder

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 from .._base._user_code import LEAVES_LOOP
 from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled
-from ..completion._jobs import Jobs
 from ..errors import ClosedError
+from ..lowlevel import Jobs
 from ._errors import WorkerLostError, fatal_sample, no_restart_left
 from ._fields import Layout
 from ._job import BatchJob, RowQueue

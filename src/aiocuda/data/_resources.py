@@ -9,9 +9,8 @@ from typing import Any
 
 from .._base._shutdown import end_tasks, finish_shielded
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
 from ..errors import ClosedError, DeviceFault
+from ..lowlevel import owned, resources_of
 from ..stream import Stream
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue

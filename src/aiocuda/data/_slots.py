@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..device import Device
+from ..lowlevel import pinned_block_of
 from ..memory import PinnedBuffer
-from ..memory._pinned import pinned_block_of
 from ._fields import Layout
 
 __all__ = ["HostSlot", "HostSlots"]

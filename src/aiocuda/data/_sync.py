@@ -135,7 +135,7 @@ class _LoopThread:
             return _Next(None, loader.state_dict())
         finally:
             self._fetching = None
-        held = HeldBatch(batch, device.memory.exports, device.driver, device.index).open()
+        held = HeldBatch(batch, device).open()
         self._held[held] = None
         return _Next(held, loader.state_dict())
 

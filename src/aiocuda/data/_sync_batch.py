@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._types import ProcessLocal
-from ..completion._stream_queue import stream_queue
-from ..driver.protocol import Driver
+from ..device import Device
 from ..errors import BusyError, InvalidTypeError, StaleHandleError
+from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
-from ..memory._buffer import BufferExports
-from ..memory.interchange._streams import handle_of
 from ._batch import Batch, are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
@@ -37,12 +35,12 @@ class HeldBatch:
         True once it has been given back to the loop.
     """
 
-    def __init__(self, batch: Batch, exports: BufferExports, driver: Driver, device: int) -> None:
+    def __init__(self, batch: Batch, device: Device) -> None:
         self.batch = batch
         self.kept = self.freed = self.ended = False
-        self._exports = exports
-        self._driver = driver
-        self._device = device
+        self._exports = device.memory.exports
+        self._driver = device.driver
+        self._device = device.index
         self._holds: list[Any] = []
         self._handles: dict[int, None] = {}  # of the streams that use it
         self._exported = 0
@@ -59,10 +57,9 @@ class HeldBatch:
     def close(self, events: list[int]) -> None:
         """Free the memory after the events, which `end` has recorded."""
         stream = self.batch.stream
-        queue = stream_queue(stream)
+        streams = resources_of(stream.device).streams
         for event in events:
-            queue.note_wait()
-            self._driver.stream_wait(queue.handle, event)
+            streams.wait_for_event(queue_of(stream), event)
             self._driver.event_destroy(event)
         for export in self._holds:
             self._exports.let_go(export)

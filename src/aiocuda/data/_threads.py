@@ -11,7 +11,7 @@ from typing import Any
 
 from .._base._host_use import thread_clock
 from .._base._user_code import failure_of
-from ..completion._jobs import Jobs
+from ..lowlevel import Jobs
 from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue
 

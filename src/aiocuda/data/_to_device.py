@@ -18,8 +18,6 @@ from .._base._shutdown import end_tasks
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
 from ..errors import (
     BusyError,
     ClosedError,
@@ -28,7 +26,7 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from ..memory.interchange._host_arrays import as_source
+from ..lowlevel import as_source, owned, resources_of
 from ..stream import Stream
 from ._batch import Batch
 from ._collate import parts_of

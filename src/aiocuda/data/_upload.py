@@ -8,9 +8,9 @@ from typing import Any
 import numpy.typing as npt
 
 from ..completion import Operation
-from ..completion._stream_queue import StreamOperation, stream_queue
 from ..device import Event
 from ..errors import ClosedError, SkippedError
+from ..lowlevel import StreamOperation, queue_of
 from ..stream import Stream
 from ._batch import BatchMemory
 
@@ -79,7 +79,7 @@ class BatchUpload:
             return True
         last = self._operations[-1]
         if not last.done():
-            stream_queue(self._stream).poll()
+            queue_of(self._stream).poll()
         return last.done()
 
     def add_done_callback(self, function: Callable[[object], object]) -> None:

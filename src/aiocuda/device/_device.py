@@ -21,8 +21,9 @@ from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
 from ..completion._device_state import DeviceState
 from ..completion._instrument import Listener
+from ..completion._operation import INTERNAL
 from ..completion._policy import CompletionPolicy
-from ..completion._stream_queue import INTERNAL, stream_queue
+from ..completion._stream_queue import stream_queue
 from ..completion._submission import SUBMIT_AHEAD
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError

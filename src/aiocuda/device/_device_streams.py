@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from .._base._failure import Poison
 from .._base._types import Priority
 from ..completion._device_state import DeviceState
+from ..completion._queue import Queue, own_queue
 from ..completion._state import STAGING
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, ClosedError
@@ -49,11 +50,48 @@ class DeviceStreams:
             queue.refuse(draining=True)
         return queue
 
-    def refuse(self, queue: StreamQueue) -> None:
+    def refuse(self, queue: Queue) -> None:
         """Refuse new work at once. For callers that `close` several streams one after the other."""
-        if not queue.ended:
-            queue.check_loop()
-            queue.refuse()
+        own = own_queue(queue)
+        if not own.ended:
+            own.check_loop()
+            own.refuse()
+
+    @staticmethod
+    def refuse_but_accepted(queue: Queue) -> None:
+        """Refuse new work. `let_in` opens the stream for work that its coordinator accepted earlier."""
+        own_queue(queue).refuse(draining=True)
+
+    @staticmethod
+    def let_in(queue: Queue) -> bool:
+        """Open a stream that refuses new work, if `refuse_but_accepted` has closed it. Return whether it was closed.
+
+        Raises
+        ------
+        ClosedError
+            The program has closed the stream.
+        """
+        own = own_queue(queue)
+        was_closed = own.closed
+        if was_closed:
+            own.let_in()
+        return was_closed
+
+    @staticmethod
+    def handle_of(queue: Queue) -> int:
+        """Return the driver's name of a stream."""
+        return own_queue(queue).handle
+
+    def wait_for_event(self, queue: Queue, event: int) -> None:
+        """Make later work of a stream wait, on the device, for an event of the driver. ``cuStreamWaitEvent``."""
+        own = own_queue(queue)
+        own.note_wait()
+        self._driver.stream_wait(own.handle, event)
+
+    @staticmethod
+    async def settle(queue: Queue) -> None:
+        """Wait until the device has finished with all operations so far. Their failures stay unread."""
+        await own_queue(queue).settle()
 
     async def close(self, queue: StreamQueue) -> None:
         """Refuse new work, wait for what was accepted, then destroy the stream. A cancelled wait leaves it."""
@@ -73,8 +111,9 @@ class DeviceStreams:
             queue.finish()
             self._give_back(queue)
 
-    async def close_all(self, queues: Sequence[StreamQueue]) -> None:
+    async def close_all(self, streams: Sequence[Queue]) -> None:
         """`close` several streams, which refuse new work at once. A cancelled wait leaves all of them."""
+        queues = [own_queue(queue) for queue in streams]
         for queue in queues:
             self.refuse(queue)
         try:
@@ -85,17 +124,18 @@ class DeviceStreams:
                 self.give_up(queue)
             raise
 
-    def leave(self, queue: StreamQueue) -> None:
+    def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.
 
         A stream that is lent is destroyed when the loan has ended and the borrower's work has passed. A stream whose
         device is being closed stays as it is, because the device waits for its work.
         """
-        if not queue.draining:
+        if not own_queue(queue).draining:
             self.give_up(queue)
 
-    def give_up(self, queue: StreamQueue) -> None:
+    def give_up(self, stream: Queue) -> None:
         """Leave a stream even if its device is being closed: the wait for its work was cancelled."""
+        queue = own_queue(stream)
         if queue.ended:
             return
         queue.check_loop()

@@ -12,6 +12,7 @@ from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
 from ..completion._device_state import DeviceState
 from ..completion._operation import Operation
+from ..completion._queue import Queue, own_queue
 from ..completion._state import ABANDONED, QUEUED
 from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..completion._event_leases import Lease
     from ..completion._stream_queue import StreamQueue
 
-__all__ = ["Event", "elapsed_ms", "record_event"]
+__all__ = ["Event", "record_event"]
 
 
 @lacks(
@@ -188,7 +189,11 @@ class Event(ProcessLocal):
                 )
             if not event.operation.done():
                 raise BusyError(f"{event!r} is not done: await it, then ask for the time")
-        return elapsed_ms(self, end)
+        driver = self._device_state.driver
+        fault = driver.fault
+        if fault is not None:
+            raise fault.again()
+        return driver.event_elapsed_ms(self.handle, end.handle)
 
     def release(self) -> None:
         """End the loan. Waits of streams for it stay valid."""
@@ -216,8 +221,9 @@ class Event(ProcessLocal):
         return f"<Event {'timing ' if self.timing else ''}{state}>"
 
 
-def record_event(queue: StreamQueue, timing: bool = False, event: Event | None = None) -> Event:
+def record_event(stream: Queue, timing: bool = False, event: Event | None = None) -> Event:
     """Do the same as `Stream.record`, without the stream's hook."""
+    queue = own_queue(stream)
     queue.check()
     if event is None:
         event = Event(queue.device_state, flag(timing, "timing"))
@@ -229,12 +235,3 @@ def record_event(queue: StreamQueue, timing: bool = False, event: Event | None =
         raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
     event._record(queue)
     return event
-
-
-def elapsed_ms(start: Event, end: Event) -> float:
-    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
-    driver = start._device_state.driver
-    fault = driver.fault
-    if fault is not None:
-        raise fault.again()
-    return driver.event_elapsed_ms(start.handle, end.handle)

@@ -36,13 +36,26 @@ from ._open_devices import OPEN_DEVICES
 from ._resources import resources_of
 from .streams import Checker
 
-__all__ = ["DriverName", "driver_name", "off_loop", "open_device"]
+__all__ = ["DriverName", "driver_name", "has_gpu", "off_loop", "open_device"]
 
 T = TypeVar("T")
 
 DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
 
 _NAMES = ("auto", "cuda", "host", "simulated")
+
+
+async def has_gpu() -> bool | None:
+    """Return whether this process finds a GPU; None if ``AIOCUDA_DRIVER`` names a driver without one."""
+    if driver_name("auto") not in ("auto", "cuda"):
+        return None
+
+    def find() -> bool:
+        from ..driver.cuda import _probe
+
+        return _probe.find() is None
+
+    return await off_loop(find)
 
 
 async def off_loop(work: Callable[[], T]) -> T:
@@ -231,7 +244,7 @@ class _Opening:
             resources = resources_of(device)
             resources.device_state.advises = self._advises
             if self._check:
-                resources.checker = Checker()
+                resources.check_with(Checker())
             try:
                 resources.loop_state()
                 log("info", "device_opened", device=device.name, index=self._index, driver=driver.name)

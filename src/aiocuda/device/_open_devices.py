@@ -42,7 +42,7 @@ class OpenDevices:
 
     def __init__(self) -> None:
         self._opened: tuple[weakref.ref[OpenedDevice], ...] = ()
-        self.observers: tuple[DeviceObserver, ...] = ()  #: for `aiocuda trace`
+        self.observers: tuple[DeviceObserver, ...] = ()
         self._replacing = threading.Lock()
 
     def add(self, device: OpenedDevice) -> None:
@@ -55,6 +55,14 @@ class OpenDevices:
                 if self._opened is before:
                     self._opened = after
                     return
+
+    def add_observer(self, observer: DeviceObserver) -> None:
+        """Notify an observer of the devices that are opened from now on. For `aiocuda trace`."""
+        self.observers = (*self.observers, observer)
+
+    def remove_observer(self, observer: DeviceObserver) -> None:
+        """Notify it no longer."""
+        self.observers = tuple(each for each in self.observers if each is not observer)
 
     def find(self, loop: AbstractEventLoop, gpu: int | None) -> OpenedDevice | None:
         """Return the device that a loop has open for a GPU; for None, any device.

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import functools
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
 
 from .._base._collections import COLLECTIONS
 from .._base._shutdown import DrainDeadline
 from .._base._types import DeviceProperties
 from ..completion._device_state import DeviceState
+from ..completion._queue import Queue, own_queue
 from ..completion._reactor import Reactor
-from ..completion._stream_queue import StreamOperation
+from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
+from ..kernels._extent import check_extent
 from ..memory._allocator import DeviceMemory
 from ..memory._block import Block
+from ..memory._buffer import DeviceBuffer
 from ..memory._host_writes import HOST_WRITES
 from ..memory._pinned import PinnedPool
 from ..memory.interchange._exports import Exports
@@ -33,7 +38,7 @@ from ._open_devices import OPEN_DEVICES
 if TYPE_CHECKING:
     from .streams._checker import Checker
 
-__all__ = ["DeviceResources", "DriverGraphs", "resources_here", "resources_of"]
+__all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
 
 
 class DriverGraphs:
@@ -124,6 +129,8 @@ class DeviceResources:
         self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
         self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
         self.checker: Checker | None = None  #: finds unordered accesses, if the device was opened with ``check=True``
+        #: Makes later work of a queue wait, on the device, for an unfinished operation of another stream.
+        self.follow: Callable[[Any, StreamOperation[Any]], None] = StreamQueue.follow
         self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
         self.closing = False  #: True if all its objects refuse new work
         self.closed = False
@@ -178,6 +185,20 @@ class DeviceResources:
                 "bring it over by stream.copy(target, source)"
             )
 
+    def check_with(self, checker: Checker) -> None:
+        """Find unordered accesses from now on."""
+        self.checker = checker
+        self.follow = checker.follow
+
+    def allocate(self, queue: Queue, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
+        """Return new memory in the order of a stream, without its hook: also while it records into a graph."""
+        queue.check()
+        return self.memory.empty(own_queue(queue), shape, dtype)
+
+    def check_extent(self, grid: object, block: object, shared_bytes: object) -> None:
+        """Raise `InvalidArgumentError` unless the device can launch a kernel with this extent."""
+        check_extent(grid, block, shared_bytes, self.properties)
+
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""
         self.closing = self.streams.closing = True
@@ -226,9 +247,3 @@ def resources_of(device: Any) -> DeviceResources:
     if not isinstance(resources, DeviceResources):
         raise InvalidTypeError(f"this takes an aiocuda.Device, not {type(device).__name__}")
     return resources
-
-
-def resources_here(loop: AbstractEventLoop, gpu: int | None) -> DeviceResources | None:
-    """Return the resources of the device that a loop has open for a GPU; for None, of any device."""
-    found = OPEN_DEVICES.find(loop, gpu)
-    return found if isinstance(found, DeviceResources) else None

@@ -6,8 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from ..completion._stream_queue import StreamQueue
-from ._steps import end_step
+from ..lowlevel import Queue, end_step
 from ._torch_calls import parts_on
 from ._torch_modes import Modes, ModeSwitch
 from ._torch_stream import TorchStream
@@ -18,7 +17,7 @@ __all__ = ["TorchStep"]
 class TorchStep:
     """PyTorch's state of the thread during the steps of one coroutine: `aiocuda.integrations.torch.on`."""
 
-    def __init__(self, queue: StreamQueue, theirs: TorchStream | None) -> None:
+    def __init__(self, queue: Queue, theirs: TorchStream | None) -> None:
         queue.check()
         self._queue = queue
         self._theirs = theirs  # None without a GPU

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from ..completion import Operation
-from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue, nothing, stream_queue
-from ..device._resources import DeviceResources, resources_here
 from ..errors import InvalidArgumentError, NoEventLoopError
+from ..lowlevel import OPEN_DEVICES, DeviceResources, enqueue_shared_mark, queue_of
 from ..stream import Stream
 
 __all__ = ["open_device_for", "wait_for_event", "wait_for_host", "wait_for_stream"]
@@ -28,8 +26,8 @@ def open_device_for(gpu: int | None) -> DeviceResources:
     loop = asyncio._get_running_loop()
     if loop is None:
         raise NoEventLoopError("a wait belongs to the running event loop, and none is running: call it in a coroutine")
-    found = resources_here(loop, gpu)
-    if found is not None:
+    found = OPEN_DEVICES.find(loop, gpu)
+    if isinstance(found, DeviceResources):
         return found
     which, index = ("", "") if gpu is None else (f" for GPU {gpu}", str(gpu))
     raise InvalidArgumentError(
@@ -50,7 +48,7 @@ def wait_for_stream(gpu: int, handle: int, keep: object) -> Operation[None]:
     """
     resources = open_device_for(gpu)
     resources.loop_state()  # raises if the device is being closed, or has failed
-    return _wait(resources.imports.queue_of(handle), keep)
+    return enqueue_shared_mark(resources.imports.queue_of(handle), keep)
 
 
 def wait_for_host(keep: object) -> Operation[None]:
@@ -58,7 +56,7 @@ def wait_for_host(keep: object) -> Operation[None]:
     resources = open_device_for(None)
     known = resources.loop_state().waiting_streams
     stream = next((stream for stream in known if not stream.closed), None) or _waiting_stream(resources)
-    return _wait(stream_queue(stream), keep)
+    return enqueue_shared_mark(queue_of(stream), keep)
 
 
 def wait_for_event(gpu: int, make_wait: Callable[[Stream], object], keep: object) -> Operation[None]:
@@ -71,23 +69,14 @@ def wait_for_event(gpu: int, make_wait: Callable[[Stream], object], keep: object
     """
     stream = _waiting_stream(open_device_for(gpu))
     make_wait(stream)
-    return _wait(stream_queue(stream), keep)
-
-
-def _wait(queue: StreamQueue, keep: object) -> Operation[None]:
-    if queue.shared and len(queue.pending) >= queue.device_state.limit:
-        newest = queue.pending[-1]  # so many tasks wait for this stream that they share a wait
-        if newest.kind == "synchronize" and queue.record_again(newest):
-            newest.keep = (newest.keep, keep)
-            return newest
-    return queue.enqueue("synchronize", INSTANT, nothing, (), keep)
+    return enqueue_shared_mark(queue_of(stream), keep)
 
 
 def _waiting_stream(resources: DeviceResources) -> Stream:
     """Return an idle stream of the running loop: an event that comes late must delay no other wait."""
     streams = resources.loop_state().waiting_streams
     for stream in streams:
-        if stream_queue(stream).idle and not stream.closed:
+        if stream.tail is None and not stream.closed:
             found: Stream = stream
             return found
     opened: Stream = resources.device.stream(name=f"waits-{len(streams)}")

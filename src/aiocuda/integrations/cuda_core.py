@@ -13,12 +13,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
-from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
-from ..memory.interchange._streams import handle_of
+from ..lowlevel import ForeignStreams, check_submittable, handle_of
 from ..stream import Stream
 from . import _waiting
-from ._foreign_streams import ForeignStreams
 from ._requirement import require
 
 core: Any = require("cuda.core", "cuda.core", (1, 0), "cuda-core")

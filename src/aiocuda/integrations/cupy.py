@@ -14,15 +14,12 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from .._base._user_code import function_name
 from ..completion import Operation
-from ..completion._stream_queue import StreamQueue, stream_queue
-from ..device.streams._submissions import check_submittable
 from ..errors import BusyError, InvalidTypeError
+from ..lowlevel import ForeignStreams, Queue, check_submittable, end_step, flushed, queue_of
 from ..stream import Stream
 from . import _waiting
-from ._foreign_streams import ForeignStreams
 from ._per_step import per_step
 from ._requirement import require
-from ._steps import end_step, flushed
 
 cupy: Any = require("cupy", "CuPy", (13, 0), "cupy-cuda13x")
 
@@ -126,7 +123,7 @@ def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callab
     CuPy keeps one stack of ``with stream:`` blocks for the thread. So such a block in the coroutine must contain no
     await: the await raises `BusyError`.
     """
-    ours, queue = _streams.of(stream), stream_queue(stream)
+    ours, queue = _streams.of(stream), queue_of(stream)
     return per_step(lambda: _Step(queue, ours, stream.device.index), before=lambda: flushed(queue))
 
 
@@ -182,7 +179,7 @@ class _OnStream:
 class _Step:
     """CuPy's current stream and device during the steps of one coroutine. See `on`."""
 
-    def __init__(self, queue: StreamQueue, ours: Any, index: int) -> None:
+    def __init__(self, queue: Queue, ours: Any, index: int) -> None:
         queue.check()
         self._queue = queue
         self._ours = ours

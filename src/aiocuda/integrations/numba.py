@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
-from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
+from ..lowlevel import ForeignStreams, check_submittable
 from ..stream import Stream
 from . import _waiting
-from ._foreign_streams import ForeignStreams
 from ._requirement import require
 
 require("numba_cuda", "numba-cuda", (0, 15), "numba-cuda")  # the part of Numba that succeeds its own numba.cuda

@@ -14,16 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from .._base._user_code import function_name
 from ..completion import Operation
-from ..completion._stream_queue import stream_queue
-from ..device.streams._stream import submit_call
-from ..device.streams._submissions import check_submittable
 from ..errors import InvalidTypeError
+from ..lowlevel import ForeignStreams, check_submittable, flushed, queue_of, submit_call
 from ..stream import Stream
 from . import _waiting
-from ._foreign_streams import ForeignStreams
 from ._per_step import per_step
 from ._requirement import require
-from ._steps import flushed
 
 torch: Any = require("torch", "PyTorch", (2, 4), "torch")
 
@@ -145,7 +141,7 @@ def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callab
     Other settings of PyTorch belong to the process, or to the thread: a default device that is set by a ``with`` block
     holds for other tasks, too.
     """
-    theirs, queue = _streams.if_on_gpu(stream), stream_queue(stream)
+    theirs, queue = _streams.if_on_gpu(stream), queue_of(stream)
     return per_step(lambda: TorchStep(queue, theirs), before=lambda: flushed(queue))
 
 

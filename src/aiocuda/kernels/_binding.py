@@ -10,7 +10,7 @@ import math
 import operator
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..completion._operation import check_awaited
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._signature import Parameter, Signature
 
-__all__ = ["Converter", "argument_count_error", "converters"]
+__all__ = ["Converter", "converters"]
 
 Converter: TypeAlias = Callable[[Any], Any]
 
@@ -30,18 +30,6 @@ _LARGEST = {"e": math.nextafter(65520.0, 0.0), "f": math.nextafter(2.0**128 - 2.
 def converters(signature: Signature) -> tuple[Converter, ...]:
     """Return one function per parameter, which converts the caller's argument to the launcher's."""
     return tuple(_converter(signature, index) for index in range(len(signature.parameters)))
-
-
-def argument_count_error(signature: Signature, arguments: Sequence[Any]) -> InvalidTypeError:
-    """Return the error for a launch with too few or too many arguments."""
-    expected, given = len(signature.parameters), len(arguments)
-    packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
-    return InvalidTypeError(
-        f"{signature} takes {expected} argument{'s' * (expected != 1)}, {given} given"
-        + ": pass them one by one after the block, launch(kernel, grid, block, *arguments)" * packed,
-        expected=expected,
-        given=given,
-    )
 
 
 def _converter(signature: Signature, index: int) -> Converter:

@@ -18,7 +18,7 @@ from .._base._checks import is_coroutine_function, is_function
 from .._base._mistakes import keyword_only, keywords, lacks
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from ._binding import Converter, argument_count_error, converters
+from ._binding import Converter, converters
 from ._signature import Signature
 from ._source import find_kernel, read_parameters, read_source, refuse_includes
 
@@ -233,7 +233,7 @@ class Kernel:
             A number is outside the range of its C type.
         """
         if len(arguments) != len(self._convert):
-            raise argument_count_error(self.signature, arguments)
+            raise self.signature.count_error(arguments)
         values = []
         for convert, argument in zip(self._convert, arguments):  # noqa: B905 - just counted
             values.append(convert(argument))

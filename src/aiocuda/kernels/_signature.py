@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from ..errors import InvalidTypeError
 
 __all__ = ["Parameter", "Signature", "pointer", "scalar"]
 
@@ -42,6 +45,17 @@ class Signature:
     def format(self) -> str:
         """The parameters as `struct` codes with native alignment: ``"fPPi"``."""
         return "".join(parameter.code for parameter in self.parameters)
+
+    def count_error(self, arguments: Sequence[Any]) -> InvalidTypeError:
+        """Return the error for a launch with too few or too many arguments."""
+        expected, given = len(self.parameters), len(arguments)
+        packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
+        return InvalidTypeError(
+            f"{self} takes {expected} argument{'s' * (expected != 1)}, {given} given"
+            + ": pass them one by one after the block, launch(kernel, grid, block, *arguments)" * packed,
+            expected=expected,
+            given=given,
+        )
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.parameters))})"

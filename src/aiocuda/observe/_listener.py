@@ -6,8 +6,7 @@ import abc
 import contextlib
 from typing import Any, ClassVar
 
-from ..completion import Instrument, Operation
-from ..completion._stream_queue import INTERNAL, stream_operation
+from ..completion import INTERNAL, Instrument, Operation
 from ..device import Device
 from ..errors import InvalidTypeError
 
@@ -51,7 +50,7 @@ class DeviceListener(Instrument, abc.ABC):
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""
-        copy = stream_operation(operation).part_of
+        copy = operation.part_of
         if copy is not None:
             self._copy_of_chunk[operation.id] = copy.id
 

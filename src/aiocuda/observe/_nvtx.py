@@ -11,8 +11,7 @@ from typing import Any, Final, Self
 import nvtx
 
 from .._base._label import printable
-from ..completion import Operation
-from ..completion._stream_queue import INTERNAL, stream_operation
+from ..completion import INTERNAL, Operation
 from ..device import Device
 from ..errors import InvalidTypeError
 from ._drawing import COLOURS, OTHER
@@ -97,7 +96,7 @@ class NvtxInstrument:
         if operation.kind is not INTERNAL:
             self._begin(operation)
             return
-        copy = stream_operation(operation).part_of
+        copy = operation.part_of
         if copy is not None and copy.id not in self._ranges:
             self._begin(copy)
             # A copy that is withdrawn between two chunks is never resolved.

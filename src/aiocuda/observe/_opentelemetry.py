@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -18,10 +18,10 @@ from opentelemetry.util.types import AttributeValue
 
 from .. import __version__
 from .._base._checks import flag
-from ..completion import Operation, StartedBatch
-from ..completion._stream_queue import INTERNAL, StreamOperation, stream_operation
+from ..completion import INTERNAL, Operation, StartedBatch
 from ..device import Device
 from ..errors import AiocudaError, InvalidTypeError
+from ..lowlevel import StreamOperation
 from ._text import valid_text
 
 __all__ = ["OpenTelemetryInstrument"]
@@ -88,7 +88,7 @@ class OpenTelemetryInstrument:
         self._tracer: Tracer = trace.NoOpTracer()
         self._listening: AbstractContextManager[None] | None = None
         #: The time of the first chunk of each copy that has chunks.
-        self._copies: weakref.WeakKeyDictionary[StreamOperation[Any], int] = weakref.WeakKeyDictionary()
+        self._copies: weakref.WeakKeyDictionary[Operation[Any], int] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> Self:
         listening = self.device.listen(self)
@@ -113,7 +113,7 @@ class OpenTelemetryInstrument:
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember when the first chunk of a copy was submitted. The hook of `Device.listen`."""
         if operation.kind is INTERNAL:
-            copy = stream_operation(operation).part_of
+            copy = operation.part_of
             if copy is not None and _is_sampled():
                 self._copies.setdefault(copy, time.time_ns())
 
@@ -122,7 +122,7 @@ class OpenTelemetryInstrument:
         # The context is that of the task which has enqueued the operation, and so is the current span.
         if operation.kind is INTERNAL or not _is_sampled():
             return
-        own = stream_operation(operation)
+        own = cast("StreamOperation[Any]", operation)
         began = self._copies.pop(own, None) if self._copies else None
         now = time.time_ns()
         device_ms = None

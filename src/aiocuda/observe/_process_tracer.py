@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from ..device import Device
-from ..device._open_devices import OPEN_DEVICES
 from ..errors import AiocudaError
+from ..lowlevel import OPEN_DEVICES
 from ._recording import Recording
 from ._timeline import Timeline
 
@@ -24,7 +24,7 @@ class ProcessTracer:
 
     def start(self) -> None:
         """Begin with the next device that is opened."""
-        OPEN_DEVICES.observers = (*OPEN_DEVICES.observers, self)
+        OPEN_DEVICES.add_observer(self)
 
     @property
     def is_recording(self) -> bool:
@@ -52,7 +52,7 @@ class ProcessTracer:
 
     def finish(self) -> list[Recording]:
         """End. Return all recordings, in the order in which they began. Those of open devices end now."""
-        OPEN_DEVICES.observers = tuple(each for each in OPEN_DEVICES.observers if each is not self)
+        OPEN_DEVICES.remove_observer(self)
         for device in tuple(self._open):
             self.closing(device)
         return sorted(self._finished, key=lambda each: each.host_zero)

@@ -12,8 +12,8 @@ from .._base._label import printable
 from .._base._statistics import DeviceStatistics
 from ..completion import Operation
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import AiocudaError
+from ..lowlevel import resources_of
 from ._drawing import COLOURS
 from ._listener import DeviceListener
 from ._percentiles import LogHistogram

@@ -7,14 +7,13 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from .._base._clock import running_clock
-from ..completion import EndedRequest, Operation, StartedBatch
-from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue, stream_operation
+from ..completion import INTERNAL, EndedRequest, Operation, StartedBatch
 from ..device import Device, Event
-from ..device._resources import resources_of
 from ..errors import AiocudaError, InvalidTypeError
+from ..lowlevel import Queue, StreamOperation, resources_of
 from ._drawing import draw
 from ._listener import DeviceListener
 from ._loop_monitor import LoopMonitor
@@ -83,9 +82,9 @@ class Timeline(DeviceListener):
         self._base: Event | None = None
         self._chunks: dict[int, list[tuple[float, float]]] = {}  # by the id of an unfinished copy
         self._waited_for: dict[int, tuple[int, ...]] = {}  # by the id of an unfinished operation
-        self._following: dict[StreamQueue, list[int]] = {}  # the next operation of the queue waits for these
+        self._following: dict[Queue, list[int]] = {}  # the next operation of the queue waits for these
         self._in_flight: set[int] = set()
-        self._on_host: dict[StreamQueue, int] = {}
+        self._on_host: dict[Queue, int] = {}
         self._counters: dict[str, list[tuple[float, int]]] = {}
         self._monitors: dict[asyncio.AbstractEventLoop, LoopMonitor] = {}
         self._watched: list[Callable[[], None]] = []  # functions that end the watch of worker threads
@@ -155,14 +154,14 @@ class Timeline(DeviceListener):
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
-    def on_follow(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def on_follow(self, queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that the next operation of a queue waits for one of another stream, which no "wait" shows."""
         self._following.setdefault(queue, []).append(operation.id)
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Note what an operation waits for."""
         super().on_submit(operation)
-        own = stream_operation(operation)
+        own = cast("StreamOperation[Any]", operation)
         copy = own.part_of
         if operation.kind != INTERNAL:
             self._in_flight.add(operation.id)
@@ -202,7 +201,7 @@ class Timeline(DeviceListener):
             if times is not None:
                 self._chunks.setdefault(copy, []).append(times)
             return
-        own = stream_operation(operation)
+        own = cast("StreamOperation[Any]", operation)
         self._note_counts(at, own.queue)
         chunks = self._chunks.pop(operation.id, [])
         name, kind, kernel, label = operation.stream_name, operation.kind, operation.kernel, operation.label
@@ -265,10 +264,10 @@ class Timeline(DeviceListener):
         for queue in () if loop_state is None else tuple(loop_state.queues):
             self._note_counts(at, queue)
 
-    def _note_counts(self, at: float, queue: StreamQueue) -> None:
+    def _note_counts(self, at: float, queue: Queue) -> None:
         self._count(IN_FLIGHT, at, len(self._in_flight))
         self._count(MEMORY, at, self.device.memory.live_bytes)
-        entries = len(queue.host_queue.entries)
+        entries = len(queue.on_host)
         if entries or queue in self._on_host:
             self._on_host[queue] = entries
             self._count(ON_HOST, at, sum(tuple(self._on_host.values())))

@@ -7,7 +7,7 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -16,7 +16,6 @@ import numpy as np
 from .._base._advice import advise
 from .._base._loop_watch import LIMIT, cancel_sample, sample_at
 from .._base._types import SourceLine
-from ..completion._reactor import Reactor
 from ._stage import Stage
 
 __all__ = ["BlockingWatch", "LoopTimes"]
@@ -39,10 +38,10 @@ class BlockingWatch:
         The positions of the stages whose steps are timed.
     """
 
-    __slots__ = ("_blocked", "_reactor", "suspects")
+    __slots__ = ("_blocked", "_guard", "suspects")
 
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
+    def __init__(self, guard: Callable[..., object]) -> None:
+        self._guard = guard  # calls a function that has no waiter, and reports its error
         self.suspects: set[int] = set()
         self._blocked: dict[tuple[int, int], list[float]] = {}  # seconds, by the stage's position and the line
 
@@ -66,7 +65,7 @@ class BlockingWatch:
         times = self._blocked.setdefault((position, line.line), [])
         times.append(seconds)
         if len(times) == STEPS:
-            self._reactor.guard(
+            self._guard(
                 advise,
                 "blocking stage",
                 line,

@@ -10,10 +10,6 @@ from .._base._shutdown import end_tasks
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, failure_of
 from ..completion import gather
-from ..completion._state import DONE
-from ..completion._stream_queue import CLOSED, StreamOperation, StreamQueue, stream_queue
-from ..coordination._joining import follow
-from ..device._resources import resources_of
 from ..errors import (
     ClosedError,
     DeviceFault,
@@ -22,6 +18,7 @@ from ..errors import (
     SkippedError,
     UnsupportedError,
 )
+from ..lowlevel import State, StreamOperation, queue_of, resources_of, wait_for
 from ..stream import Stream
 from ._failures import combine
 from ._replay import Replay, Replayed
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
     from ._resources import PipelineResources
 
 __all__ = ["SKIPPED", "PipelineItem", "settle_items"]
+
+#: The state of an operation that has succeeded, as a plain integer: hot functions compare it.
+DONE: Final = int(State.DONE)
 
 #: What `PipelineItem.finish` returns for an item that a stage has skipped.
 SKIPPED: Final = object()
@@ -328,8 +328,14 @@ class PipelineItem:
         try:
             for prerequisite in plan.prerequisites[position]:
                 end = self._ends[prerequisite]
-                if end is None or end.extra is not None or queue.obstacles or len(plan.prerequisites[position]) > 1:
-                    self._wait_for_stages(plan.prerequisites[position], stream, queue)
+                if (
+                    end is None
+                    or end.status > DONE
+                    or not end.submitted_at
+                    or queue.obstacles
+                    or len(plan.prerequisites[position]) > 1
+                ):
+                    self._wait_for_stages(plan.prerequisites[position], stream)
                     break
                 if end.status != DONE and end.queue is not queue:
                     resources.follow(queue, end)
@@ -345,15 +351,7 @@ class PipelineItem:
                 end = returned
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
-            pending = queue.pending
-            # A hot path: if the only operation is the newest of the stream, it is the end of the stage's work.
-            if (
-                pending
-                and pending[-1] is end
-                and not queue.obstacles
-                and queue.unmarked_wait_at != queue.enqueued
-                and not queue.host_queue.entries
-            ):
+            if queue.ends_with(end):  # the usual case, and a hot path: the stage returns its only operation
                 self._ends[position] = end
             else:
                 operations = (end,) if type(end) is StreamOperation else operations_of(stage, returned) or ()
@@ -368,7 +366,7 @@ class PipelineItem:
         """Launch the stage's graph. The first item of the slot captures it."""
         memory = self._contents.memory
         replay: Replay | None = memory.replays.get(stage.name)
-        if replay is None or replay.loop is not stream_queue(stream).loop:
+        if replay is None or replay.loop is not asyncio.get_running_loop():
             try:
                 replay = memory.capture(stage.name, lambda: Replay(stage, self.slot, stream))
             except UnsupportedError as error:
@@ -376,11 +374,11 @@ class PipelineItem:
                 raise
         return replay.launch(self.slot, stream)
 
-    def _wait_for_stages(self, positions: Sequence[int], stream: Stream, queue: StreamQueue) -> None:
+    def _wait_for_stages(self, positions: Sequence[int], stream: Stream) -> None:
         """Make later work of the stream wait, on the device, for the work of these stages."""
         operations = [operation for position in positions for operation in self._operations_of(position)]
         for operation in _last_of_each_stream(operations):
-            _wait_on_device(stream, queue, operation)
+            wait_for(stream, operation)
 
     async def _await_stage(self, position: int, stage: Stage) -> None:
         """Await a stage that awaits, when the work of all stages before it is done."""
@@ -389,7 +387,7 @@ class PipelineItem:
         start = self._resources.now()
         try:
             returned = await self._called(position, stage, StageSlot(self.slot.number, self._contents, stream))
-            operations = _with_end(operations_of(stage, returned) or (), stream_queue(stream).end())
+            operations = _with_end(operations_of(stage, returned) or (), queue_of(stream).end())
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised with a note
@@ -398,7 +396,7 @@ class PipelineItem:
                 raise failure  # noqa: B904 - it has its cause
             if callable(stage.on_error):
                 stage.on_error(failure, self.slot.item)
-            end = stream_queue(stream).end()
+            end = queue_of(stream).end()
             self._operations[position] = () if end is None else (end,)  # what it has enqueued before it failed
             raise _SkipItem from failure
         if self._overlap:
@@ -521,7 +519,7 @@ class PipelineItem:
         self._leave_gates(range(len(self._plan.stages)))
         self._contents.memory.forget_replays()  # a replay may be what failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
-        tails = [stream_queue(stream).tail() for stream in self._resources.streams]
+        tails = [queue_of(stream).tail() for stream in self._resources.streams]
         operations = [each for position in range(len(self._ends)) for each in self._operations_of(position)]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _wait_without_reading(operation)
@@ -586,21 +584,6 @@ def _last_of_each_stream(operations: Sequence[StreamOperation[Any]]) -> Sequence
     for operation in sorted(operations, key=lambda each: each.id):
         last[operation.stream or operation] = operation  # if a stream has been collected, each of its operations
     return list(last.values())
-
-
-def _wait_on_device(stream: Stream, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
-    """Make later work of the stream wait, on the device, for an operation. If it has failed, that work is skipped."""
-    if operation.queue is queue or operation.status == DONE:
-        return
-    if operation.queue.reactor is not queue.reactor or (operation.extra is not None and operation.failure is not None):
-        stream.wait(operation)  # it refuses an operation of another loop or another driver
-        return
-    if queue.obstacles & CLOSED:
-        queue.check()
-    if type(stream) is Stream:
-        queue.follow(operation)  # it enqueues no operation, because no caller would read it
-    else:
-        follow(queue, operation)
 
 
 def _with_end(

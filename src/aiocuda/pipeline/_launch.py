@@ -12,7 +12,6 @@ from .._base._arrays import as_dtype, as_shape
 from ..completion import Operation
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
-from ..kernels._binding import argument_count_error
 from ..memory import DeviceBuffer
 from ._slot import Slot
 
@@ -87,7 +86,7 @@ class Launch:
             raise InvalidTypeError(f"a stage launches an aiocuda.Kernel, not {type(kernel).__name__}")
         parameters = kernel.signature.parameters
         if len(args) != len(parameters):
-            raise argument_count_error(kernel.signature, args)
+            raise kernel.signature.count_error(args)
         self.kernel = kernel
         self.grid = grid
         self.block = block

@@ -12,8 +12,8 @@ from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
+from ..lowlevel import resources_of
 from ._advice import PipelineAdvice, advise
 from ._failures import combine, reportable, root_failure, without_closed
 from ._item import SKIPPED, PipelineItem, settle_items

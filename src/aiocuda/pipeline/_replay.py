@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ..completion import Operation
-from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import UnsupportedError
 from ..graph import CapturedOperation
+from ..lowlevel import StreamOperation
 from ..stream import Stream
 from ._launch import Launch
 from ._slot import Slot
@@ -53,7 +54,7 @@ class Replay:
         UnsupportedError
             Some of the work cannot be part of a graph, or nothing was captured.
         """
-        self.loop = stream_queue(stream).loop
+        self.loop = asyncio.get_running_loop()
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():

@@ -7,16 +7,13 @@ import contextlib
 import itertools
 import time
 from asyncio import _get_running_loop
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from .._base._host_use import HostUse
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
-from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
-from ..coordination._joining import follow
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import ClosedError, DeviceFault
+from ..lowlevel import Queue, queue_of, resources_of
 from ..stream import Stream
 from ._advice import HostTimes
 from ._blocking import BlockingWatch, LoopTimes
@@ -44,7 +41,7 @@ class PipelineResources:
         no stage awaits: then items cannot overtake each other.
     streams : list of Stream
         By the stage's position; stages of one group have the same stream. Empty while no block has them open.
-    queues : list of StreamQueue
+    queues : list of Queue
         The queues of these streams.
     follow : callable
         Makes later work of a queue wait, on the device, for an operation of another of these queues.
@@ -66,8 +63,8 @@ class PipelineResources:
         self.ring = PipelineRing(depth, now=self.now)
         self.meter = meter_of(plan, depth)
         self.streams: list[Stream] = []
-        self.queues: list[StreamQueue] = []
-        self.follow: Callable[[StreamQueue, StreamOperation[Any]], None] = StreamQueue.follow
+        self.queues: list[Queue] = []
+        self.follow = resources_of(device).follow
         self.numbers = itertools.count()
         self.blocking_watch: BlockingWatch | None = None
         self.host_use = HostUse()
@@ -158,12 +155,11 @@ class PipelineResources:
             raise
         self._loop = asyncio.get_running_loop()
         self.streams = [streams[position] for position in range(len(names))]
-        self.queues = [stream_queue(stream) for stream in self.streams]
-        device_state = resources_of(self.device).device_state
-        if self.plan.awaits and device_state.advises and self._is_real:
-            self.blocking_watch = BlockingWatch(self.queues[0].reactor)
-        # It enqueues no operation, because no caller would read it. Checked streams notify their checker.
-        self.follow = StreamQueue.follow if type(self.streams[0]) is Stream else follow
+        self.queues = [queue_of(stream) for stream in self.streams]
+        resources = resources_of(self.device)
+        self.follow = resources.follow
+        if self.plan.awaits and resources.device_state.advises and self._is_real:
+            self.blocking_watch = BlockingWatch(resources.open_reactor().guard)
 
     async def _close_streams(self, streams: list[Stream]) -> None:
         if not streams:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..completion import Operation, gather
-from ..completion._stream_queue import stream_queue
+from ..lowlevel import queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 from ._slot_memory import SlotMemory
@@ -137,8 +137,8 @@ class ResultCopies:
 
     def _handle(self) -> int:
         """Return CUDA's handle of the stream."""
-        queue = stream_queue(self._stream)
-        return queue.driver.stream_handle(queue.handle)
+        device = self._stream.device
+        return device.driver.stream_handle(resources_of(device).streams.handle_of(queue_of(self._stream)))
 
     def owned(self, value: Any) -> Any:
         """Return a result with copies for its parts. Containers of parts are new ones; all other objects are the same.

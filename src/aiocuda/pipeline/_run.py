@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
-from ..device._resources import resources_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
+from ..lowlevel import resources_of
 from ._item import PipelineItem, settle_items
 
 if TYPE_CHECKING:

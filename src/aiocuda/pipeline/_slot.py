@@ -16,10 +16,9 @@ from .._base._types import ProcessLocal
 from ..completion import Operation
 from ..coordination import Node
 from ..device import Event
-from ..device.streams._stream import allocate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
+from ..lowlevel import block_of, queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
-from ..memory._buffer import block_of
 from ..stream import Stream
 from ._slot_memory import SlotMemory
 
@@ -221,9 +220,10 @@ class Slot(ProcessLocal):
         kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old buffer returns in stream order, after the last operation that uses it.
+            device = self.stream.device
             # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
-            found = buffers[name] = allocate(self.stream, extents, kind)
-            memory.note_block(self.stream.device)
+            found = buffers[name] = resources_of(device).allocate(queue_of(self.stream), extents, kind)
+            memory.note_block(device)
         memory.note_request(name, (shape, dtype, found) if _is_immutable(shape, dtype) else None)
         return found
 

@@ -11,11 +11,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import AiocudaError
+from ..lowlevel import block_of, pinned_block_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
-from ..memory._buffer import block_of
-from ..memory._pinned import pinned_block_of
 
 __all__ = ["CapturedWork", "SlotMemory"]
 

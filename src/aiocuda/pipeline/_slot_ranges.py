@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import extent_of
 from ..errors import UnsupportedError
+from ..lowlevel import block_of, bounds_on_device
 from ..memory import DeviceBuffer
-from ..memory._buffer import block_of, offset_of
-from ..memory.interchange import _array_interface, _dlpack
 from ._slot_memory import SlotMemory
 
 __all__ = ["SlotRanges"]
-
-#: DLPack's types of devices with memory of a slot. Host memory is not among them: see `SlotRanges.shares`.
-_ON_DEVICE = (_dlpack.CUDA, _dlpack.CUDA_MANAGED, _dlpack.EXTENSION)
 
 
 class SlotRanges:
@@ -59,14 +56,13 @@ class SlotRanges:
         if issubclass(kind, DeviceBuffer):
             if value.freed:
                 return False
-            start = block_of(value).address + offset_of(value)
-            return _overlaps(start, start + value.nbytes, self._on_device)
+            return _overlaps(value.address, value.address + value.nbytes, self._on_device)
         if kind is memoryview:
             array = _array_of(value)
             return array is not None and self._is_view(array)
         if issubclass(kind, self.tensor_type):
             return _overlaps(*_bounds_of_tensor(value), [*self._on_device, *map(_bounds, self._host)])
-        if self._on_device and _overlaps(*_bounds_on_device(value), self._on_device):
+        if self._on_device and _overlaps(*bounds_on_device(value), self._on_device):
             raise UnsupportedError(
                 f"a result is a {kind.__module__}.{kind.__qualname__} in the device memory of its slot, which is used "
                 "again, and aiocuda cannot copy it: return a copy of it, `array.copy()`, or download it"
@@ -105,41 +101,11 @@ def _bounds(array: npt.NDArray[Any]) -> tuple[int, int]:
     return address, address + array.nbytes
 
 
-def _extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """Return the bounds of the items, in bytes from the first one."""
-    if 0 in shape:
-        return 0, 0
-    ends = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
-    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + itemsize
-
-
 def _bounds_of_tensor(tensor: Any) -> tuple[int, int]:
     """Return the bounds of a tensor of PyTorch; (0, 0) if it has no memory of its own, as a sparse one."""
     try:
         address, itemsize = tensor.data_ptr(), tensor.element_size()
-        first, last = _extent(tensor.shape, [stride * itemsize for stride in tensor.stride()], itemsize)
+        first, last = extent_of(tensor.shape, [stride * itemsize for stride in tensor.stride()], itemsize)
     except Exception:  # noqa: BLE001 - sparse, nested, fake …: PyTorch has an error for each
         return 0, 0
     return address + first, address + last
-
-
-def _bounds_on_device(value: Any) -> tuple[int, int]:
-    """Return the bounds of an array of another library on a device; (0, 0) for every other object."""
-    kind = type(value)
-    found: _array_interface.Interface | _dlpack.Tensor
-    try:
-        if hasattr(kind, "__cuda_array_interface__"):
-            found = _array_interface.read(value.__cuda_array_interface__)
-        elif hasattr(kind, "__dlpack__") and value.__dlpack_device__()[0] in _ON_DEVICE:
-            found = _dlpack.read(value.__dlpack__(stream=-1))  # -1: the producer need not order any work
-        else:
-            return 0, 0
-    except Exception:  # noqa: BLE001 - code of that library. The object refers to the slot's memory, if it lies there
-        return 0, 0
-    itemsize = found.dtype.itemsize
-    strides = found.strides
-    if strides is None:
-        first, last = 0, int(np.prod(found.shape, dtype=np.int64)) * itemsize
-    else:
-        first, last = _extent(found.shape, strides, itemsize)
-    return found.address + first, found.address + last

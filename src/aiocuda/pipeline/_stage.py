@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from ..completion import Operation
-from ..completion._stream_queue import StreamOperation, stream_operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ..lowlevel import StreamOperation
 from ._slot import Slot
 
 __all__ = ["OnError", "Stage", "operations_of", "results_of"]
@@ -153,6 +153,13 @@ def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def _recorded(event: Event) -> StreamOperation[Any]:
+    """Return the operation that has recorded an event."""
+    operation = event.operation
+    assert isinstance(operation, StreamOperation)  # all operations of streams are
+    return operation
+
+
 def operations_of(stage: Stage, returned: Any) -> tuple[StreamOperation[Any], ...] | None:
     """Return the operations that a stage's function returned; None if it returned something else.
 
@@ -166,10 +173,10 @@ def operations_of(stage: Stage, returned: Any) -> tuple[StreamOperation[Any], ..
     if isinstance(returned, StreamOperation):
         return (returned,)
     if isinstance(returned, Event):
-        return (stream_operation(returned.operation),)
+        return (_recorded(returned),)
     if isinstance(returned, (list, tuple)) and all(isinstance(one, (StreamOperation, Event)) for one in returned):
         if returned or not stage.awaits:
-            return tuple(stream_operation(one.operation) if isinstance(one, Event) else one for one in returned)
+            return tuple(_recorded(one) if isinstance(one, Event) else one for one in returned)
     if stage.awaits:
         return None
     if inspect.iscoroutine(returned):

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import ClosedError
+from ..lowlevel import resources_of
 
 __all__ = ["WATCH_SECONDS", "DeviceWatch", "check_device"]
 

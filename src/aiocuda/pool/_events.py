@@ -12,8 +12,8 @@ from .._base._log import log
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
-from ..device._resources import resources_of
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
+from ..lowlevel import resources_of
 from ._device_watch import DeviceWatch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-from ..device.streams._stream import StreamView
 from ..errors import AiocudaError, ClosedError, StaleHandleError
+from ..lowlevel import StreamView, resources_of
 from ..stream import CheckedStream
 from ._place import Place
 from ._workload import Workload, combine
@@ -37,7 +37,7 @@ class LeasedStream(StreamView):
         self._closing = False
         self._holder: asyncio.Task[Any] | None = None
         self._began = self.device.driver.now()
-        self._stream_name = self._queue.name
+        self._stream_name = place.stream.name
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class LeasedStream(StreamView):
     @property
     def closed(self) -> bool:
         """True if the lease has ended or is being closed, or if the stream has been closed."""
-        return self._returned or self._closing or self._place.queue.closed
+        return self._returned or self._closing or self._place.stream.closed
 
     def release(self) -> None:
         """End the lease. Operations that were enqueued run to their end. `StaleHandleError` if it has ended before."""
@@ -118,7 +118,7 @@ class LeasedStream(StreamView):
         self._closing = True
         self._refuse(self._closing_error)
         try:
-            await queue.settle()
+            await resources_of(self.device).streams.settle(queue)
         finally:
             if not self._returned:
                 self.release()

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Self
 from .._base._checks import check_integer, check_seconds, check_timeout, flag
 from .._base._types import Priority, ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
+from .._base._wakeups import Wakes
 from ..completion import Operation
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
+from ..lowlevel import owned, resources_of
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place
@@ -94,9 +94,10 @@ class StreamPool(ProcessLocal):
         if minimum > maximum:
             raise InvalidArgumentError(f"minimum={minimum} is more than maximum={maximum}")
         self._keep_seconds = check_seconds(keep_seconds, "keep_seconds")
-        self._loop_state = resources_of(device).loop_state()
         self._device = device
         self._resources = resources_of(device)
+        self._resources.loop_state()  # raises if the device is closed, or has failed
+        self._loop = asyncio.get_running_loop()
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
         self._made_at = SourceLine.of_caller()
@@ -230,10 +231,10 @@ class StreamPool(ProcessLocal):
 
     def _lease_ended(self, place: Place, workload: Workload, began: float) -> None:
         """Record the duration of a lease, and make its stream available."""
-        queue, driver = place.queue, self._device.driver
-        tail = queue.tail()
+        driver = self._device.driver
+        tail = place.queue.tail()
         if tail is None:
-            self._record.add(workload, max(0.0, queue.last_resolved - began))
+            self._record.add(workload, max(0.0, place.load.ended_at - began))
         else:  # the callback makes the reactor resolve operations that no task awaits; otherwise they get no end time
 
             def ended(operation: Operation[Any]) -> None:
@@ -256,7 +257,7 @@ class StreamPool(ProcessLocal):
         self._reserve()  # again, because requests may have left the queue
         if self._requests:
             self._requests.retry_all()
-            self._loop_state.reactor.wakes.wake(self._serve_next)
+            Wakes.of(self._loop).wake(self._serve_next)
 
     def _serve_next(self) -> bool:
         """Serve or fail one request; True if another request may be served."""
@@ -299,7 +300,7 @@ class StreamPool(ProcessLocal):
     def _schedule_shrink(self) -> None:
         if len(self._places) > self._minimum and not self._shrink_scheduled:
             self._shrink_scheduled = True
-            self._loop_state.reactor.loop.call_later(self._keep_seconds, self._shrink)
+            self._loop.call_later(self._keep_seconds, self._shrink)
 
     def _shrink(self) -> None:
         """Close streams that were idle for `keep_seconds`, and check again later if there are more than the minimum."""
@@ -350,7 +351,7 @@ class StreamPool(ProcessLocal):
     def statistics(self) -> StreamPoolStatistics:
         """Return the present figures."""
         places = self._places
-        used = sum(bool(place.leases) or not place.queue.idle for place in places)
+        used = sum(bool(place.leases) or place.queue.tail() is not None for place in places)
         return StreamPoolStatistics(
             strategy=self._strategy.name, minimum=self._minimum, maximum=self._maximum,
             streams=len(places), peak=self._peak, made=self._made, closed=self._closed_streams,
@@ -392,10 +393,9 @@ class StreamPool(ProcessLocal):
                 self._resources.streams.leave(place.queue)
 
     def _check_loop(self) -> None:
-        loop = self._loop_state.reactor.loop
-        if asyncio._get_running_loop() is not loop:
+        if asyncio._get_running_loop() is not self._loop:
             raise self._resources.device_state.wrong_loop(
-                loop, "this pool", "make a pool in each loop, share the device"
+                self._loop, "this pool", "make a pool in each loop, share the device"
             )
 
     def _check(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
-from ..device._resources import resources_of
+from ..lowlevel import resources_of
 from ._batch import Batch
 from ._request import Request, RequestRecord
 

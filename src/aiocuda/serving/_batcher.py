@@ -19,7 +19,6 @@ from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
 from ..device import Device
-from ..device._resources import resources_of
 from ..errors import (
     AiocudaError,
     BusyError,
@@ -31,6 +30,7 @@ from ..errors import (
     NoEventLoopError,
     WrongLoopError,
 )
+from ..lowlevel import resources_of
 from ._admission import Admission
 from ._batch import Batch
 from ._batch_hooks import BatchHooks

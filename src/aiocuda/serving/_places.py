@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..completion._stream_queue import stream_queue
 from ..device import Device
-from ..device._resources import resources_of
-from ..device.streams._stream import owned
+from ..lowlevel import owned, queue_of, resources_of
 from ..pipeline import TripleBuffer
 from ..stream import Stream
 from ._place import Place
@@ -47,12 +45,12 @@ class Places:
         """Wait for the work of all streams, and close them. A cancellation leaves them."""
         try:
             if self._device is not None:
-                await resources_of(self._device).streams.close_all([stream_queue(stream) for stream in self._streams])
+                await resources_of(self._device).streams.close_all([queue_of(stream) for stream in self._streams])
         finally:
             self._ring.free_buffers()
 
     def leave(self) -> None:
         """Close the streams without waiting for their work."""
         for stream in self._streams:
-            resources_of(self._device).streams.leave(stream_queue(stream))
+            resources_of(self._device).streams.leave(queue_of(stream))
         self._ring.free_buffers()

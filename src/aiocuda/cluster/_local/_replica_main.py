@@ -14,7 +14,7 @@ from ..._processes._failures import Failure, failure_from
 from ..._processes._inherited_file import InheritedFile
 from ..._processes._messages import Pipe, pipe_of
 from ..._processes._parent_watch import end_with_parent
-from ...device._open import driver_name, off_loop
+from ...lowlevel import has_gpu
 from .._messages import Packet
 from .._replica_info import ReplicaInfo
 from .._server import ReplicaServer
@@ -103,7 +103,7 @@ async def _serve(setup: ReplicaSetup) -> None:
     calls = PacketSocket(loop, _own_pipe(setup.calls), received, lost)
     control = PacketSocket(loop, _own_pipe(setup.control), received, lost)
     try:
-        hello = Hello(await _has_gpu())
+        hello = Hello(await has_gpu())
     except Exception as error:  # noqa: BLE001 - the parent raises it
         hello = Hello(failure=failure_from(error))
     control.send(0, Packet(hello))
@@ -124,15 +124,3 @@ def _own_pipe(file: InheritedFile) -> Pipe:
     pipe = pipe_of(file.fd)
     os.register_at_fork(after_in_child=pipe.close)
     return pipe
-
-
-async def _has_gpu() -> bool | None:
-    if driver_name("auto") not in ("auto", "cuda"):
-        return None
-
-    def find() -> bool:
-        from ...driver.cuda import _probe
-
-        return _probe.find() is None
-
-    return await off_loop(find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..._base._arrays import address_of
+from ..._base._arrays import address_of, check_alike
 from ...completion._operation import check_awaited
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
@@ -16,7 +16,7 @@ from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of
 from ...memory.interchange._host_arrays import as_source, as_target
 from .._resources import DeviceResources
-from ..streams._transfers import check_alike, check_overlap, pattern_of, refuse_host_copy
+from ..streams._transfers import check_overlap, pattern_of, refuse_host_copy
 
 __all__ = ["GraphNode", "copy_node", "fill_node", "launch_node"]
 

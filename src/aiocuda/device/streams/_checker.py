@@ -14,10 +14,11 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._base._types import SourceLine
+from ...completion._queue import Queue, own_queue
 from ...completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
 from ...errors import UnorderedAccessWarning
 from ...kernels import Kernel
@@ -127,10 +128,10 @@ class Checker:
             clock = self._clocks[queue] = _Clock(self._number, queue.name)
         return clock
 
-    def stamp(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def stamp(self, queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that the operation was enqueued, after all that its stream waits for."""
         if operation not in self._stamps:
-            clock = self._clock(queue)
+            clock = self._clock(own_queue(queue))
             clock.tick += 1
             self._stamps[operation] = (clock.number, clock.tick, clock.seen)
 
@@ -142,10 +143,24 @@ class Checker:
         else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
             self.wait_for_all(queue, operation.queue)
 
+    def follow(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+        """Do the same as `StreamQueue.follow`, and note the wait."""
+        queue.follow(operation)
+        self.wait(queue, operation)
+
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
         """Note that the stream waits for all work of another stream."""
         clock = self._clock(other)
         self._clock(queue).join(clock.number, clock.tick, clock.seen)
+
+    @staticmethod
+    def touches(accesses: Iterable[tuple[object, int, int, bool, bool]]) -> Sequence[Touch]:
+        """Return the accesses to device memory: block, start and end, and whether it is read and written."""
+        return [
+            Touch(memory, start, stop, reads, writes)
+            for memory, start, stop, reads, writes in accesses
+            if isinstance(memory, Block)
+        ]
 
     @contextlib.contextmanager
     def acting_for(self, line: SourceLine, touches: Sequence[Touch]) -> Iterator[None]:
@@ -157,14 +172,14 @@ class Checker:
             self._declared = before
 
     @contextlib.contextmanager
-    def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
+    def access(self, queue: Queue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
         line: SourceLine | None = None
         if self._declared is not None:
             line, touches = self._declared
         if line is None:
             line = SourceLine.of_caller()
-        clock = self._clock(queue)
+        clock = self._clock(own_queue(queue))
         for touch in touches:
             self._find_conflicts(clock, kind, line, touch)
         enqueued: list[StreamOperation[Any]] = []

@@ -16,7 +16,7 @@ from ...completion._stream_queue import Enqueue, Every, StreamOperation, StreamQ
 from ...driver.protocol import Launcher
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
-from ...kernels._binding import Converter, argument_count_error
+from ...kernels._binding import Converter
 from ...kernels._extent import check_extent
 from ...kernels._kernel import converters_of
 from ...memory._block import Block
@@ -102,7 +102,7 @@ class Launches:
         queue = self._queue
         if values is None:
             if len(args) != len(bound.converters):
-                raise argument_count_error(bound.kernel.signature, args)
+                raise bound.kernel.signature.count_error(args)
             values = []
             for convert, argument in zip(bound.converters, args):  # noqa: B905 - just counted
                 values.append(convert(argument))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream", "submit_call"]
+__all__ = ["CheckedStream", "Stream", "StreamView", "launch_converted", "open_stream", "submit_call"]
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
@@ -617,13 +617,6 @@ def launch_converted(
     ):
         return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
     return launches.launch(bound, args, values)
-
-
-def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
-    """Return new device memory without calling the stream's hook: also while the stream records into a graph."""
-    queue = stream._queue
-    queue.check()
-    return stream._memory.empty(queue, shape, dtype)
 
 
 def submit_call(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..._base._arrays import address_of
+from ..._base._arrays import address_of, check_alike
 from ...completion._operation import check_awaited
 from ...completion._prediction import Estimate
 from ...completion._state import DONE
@@ -26,7 +26,7 @@ from .._resources import DeviceResources
 from ._bound_copy import BoundCopy
 from ._memory_access import MemoryAccess
 
-__all__ = ["Transfers", "check_alike", "check_overlap", "pattern_of", "refuse_host_copy"]
+__all__ = ["Transfers", "check_overlap", "pattern_of", "refuse_host_copy"]
 
 #: Copies that a stream keeps bound. When there are more, all are dropped.
 MOST_BOUND = 256
@@ -371,29 +371,6 @@ def _held(source: npt.NDArray[Any]) -> object:
         return source  # a dtype that exports no buffer: float8, datetime64 …
 
 
-def check_alike(device: DeviceBuffer, other: Any) -> None:
-    """Raise unless dtypes and shapes agree. Raw bytes fit any dtype, and one item fits any shape of one item."""
-    if device.shape == other.shape and device.dtype == other.dtype:
-        return
-    if device.dtype != other.dtype and not _is_raw(other):
-        sizes = "" if device.nbytes == other.nbytes else f", and {device.nbytes} bytes are not {other.nbytes}"
-        raise InvalidTypeError(
-            f"dtypes differ: {device.dtype} of shape {device.shape} and {other.dtype} of shape {tuple(other.shape)}"
-            f"{sizes}; convert by a.astype({str(device.dtype)!r}), make the array or the buffer with that dtype=, or, "
-            f"if the same bytes are meant, say so: buffer.view({str(other.dtype)!r})"
-        )
-    if device.nbytes != other.nbytes:
-        raise InvalidArgumentError(
-            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
-            f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
-        )
-    if device.shape != other.shape and device.size > 1 and not _is_raw(other):
-        raise InvalidArgumentError(
-            f"shapes differ: {device.shape} and {tuple(other.shape)} of {device.dtype}; if the items are to stay in "
-            f"their order, say so: buffer.reshape({tuple(other.shape)})"
-        )
-
-
 def check_overlap(target: DeviceBuffer, source: DeviceBuffer) -> None:
     """Raise if two ranges of equal size overlap."""
     if target._block is source._block and abs(target.address - source.address) < target.nbytes:
@@ -405,10 +382,6 @@ def refuse_host_copy(target: Any, source: Any) -> NoReturn:
     as_target(target)
     as_source(source)
     raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
-
-
-def _is_raw(other: Any) -> bool:
-    return other.ndim == 1 and bool(other.dtype == np.uint8)
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...completion._device_state import DeviceState
+from ...completion._operation import INTERNAL
 from ...completion._reactor import Reactor
-from ...completion._stream_queue import INTERNAL, StreamOperation, StreamQueue
+from ...completion._stream_queue import StreamOperation, StreamQueue
 from ...errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from .._block import Block, ExternalUse
 from .._buffer import DeviceBuffer, block_of

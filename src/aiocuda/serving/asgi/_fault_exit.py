@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 from ..._base._fault_watch import FaultWatch
 from ..._base._faults import FAULTS
 from ..._base._log import log
-from ...device._open_devices import OPEN_DEVICES
 from ...errors import DeviceFault
+from ...lowlevel import OPEN_DEVICES
 
 __all__ = ["FaultExit"]
 

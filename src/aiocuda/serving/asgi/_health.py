@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..._base._faults import FAULTS
-from ...device._open_devices import OPEN_DEVICES
+from ...lowlevel import OPEN_DEVICES
 from ._answer import answer
 from ._types import Receive, Scope, Send
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..completion._stream_queue import stream_queue
-from ..errors import InvalidTypeError, UnsupportedError
-from ..stream import Stream
+from ...completion._stream_queue import stream_queue
+from ...errors import InvalidTypeError, UnsupportedError
+from ._stream import Stream
 
 __all__ = ["ForeignStreams"]
 

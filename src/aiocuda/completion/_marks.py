@@ -1,0 +1,73 @@
+"""Marks: places in the order of a stream, for packages that follow its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from .._base._wakeups import Callback
+from ._prediction import INSTANT
+from ._queue import Queue, own_queue
+from ._state import ABANDONED
+from ._stream_queue import StreamOperation, nothing
+
+if TYPE_CHECKING:
+    from ._stream_queue import StreamQueue
+
+__all__ = ["enqueue_mark", "enqueue_shared_mark", "when_accepted", "when_passed"]
+
+
+def enqueue_mark(queue: Queue, kind: str) -> StreamOperation[None]:
+    """Enqueue an operation that does nothing: it is done when all earlier work of the stream is."""
+    return own_queue(queue).enqueue(kind, INSTANT, nothing, ())
+
+
+def enqueue_shared_mark(queue: Queue, keep: object) -> StreamOperation[None]:
+    """Enqueue a "synchronize" operation that holds an object until it is done.
+
+    On a stream that others use, too, many tasks share one such operation when the stream is full.
+    """
+    own = own_queue(queue)
+    if own.shared and len(own.pending) >= own.device_state.limit:
+        newest = own.pending[-1]  # so many tasks wait for this stream that they share a wait
+        if newest.kind == "synchronize" and own.record_again(newest):
+            newest.keep = (newest.keep, keep)
+            return newest
+    return own.enqueue("synchronize", INSTANT, nothing, (), keep)
+
+
+def when_accepted(queue: Queue, function: Callable[[Queue], object], context: Context) -> None:
+    """Call a function on the loop when the stream has accepted all that is on the host now, or has failed."""
+    own = own_queue(queue)
+    marker = own.marker()
+    called = False
+
+    def call(_: object = None) -> None:
+        nonlocal called
+        if not called:
+            called = True
+            marker.waiters = None
+            own.loop.call_soon(function, queue, context=context)
+
+    marker.add_waiter(Callback(call, context))
+    own.host_queue.put(marker, call, ())
+
+
+def when_passed(
+    operation: StreamOperation[Any], function: Callable[[StreamOperation[Any]], object], context: Context
+) -> None:
+    """Call a function when the device is done with an operation. An abandoned operation finishes before that."""
+    queue = operation.queue
+    if operation.status == ABANDONED and not operation.is_settled and queue.driver.fault is None:
+        operation = _mark_after(queue, operation)
+    operation.add_done_callback(function, context=context)
+
+
+def _mark_after(queue: StreamQueue, operation: StreamOperation[Any]) -> StreamOperation[Any]:
+    """Return a marker that comes after an abandoned operation."""
+    if not any(entry is operation for entry in queue.on_host):
+        return queue.submit_marker()
+    marker = queue.marker()  # a submitted one would overtake it
+    queue.host_queue.put(marker, None, ())
+    return marker
