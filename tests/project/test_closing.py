@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda import ClosedError, Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
-from aiocuda.device._open import DriverName
+from aiocuda.driver import DriverName
 from aiocuda.errors import DrainTimeoutWarning
 from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.pool import StreamPool

@@ -49,6 +49,8 @@ def test_package_keeps_the_layers(tree: Path) -> None:
     [
         pytest.param("errors.py", "from aiocuda import memory", "from lower layers", id="upward"),
         pytest.param("driver/host/__init__.py", "from aiocuda.driver import cuda", "independent", id="sideways"),
+        pytest.param("pool/_place.py", "from ..completion import _reactor", "above lowlevel", id="around-lowlevel"),
+        pytest.param("data/_batch.py", "from ..device.streams import _stream", "above lowlevel", id="below-lowlevel"),
         pytest.param("driver/protocol.py", "import asyncio", "No event loop", id="asyncio-in-a-driver"),
         pytest.param("driver/host/__init__.py", "import structlog", "no logging in a driver", id="logs-in-a-driver"),
         pytest.param("completion/_policy.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, WrongDeviceError
-from aiocuda.device._open import DriverName
 from aiocuda.device._resources import resources_of
+from aiocuda.driver import DriverName
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, quickly, until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiocuda.completion._reactor import WATCHDOG_SECONDS
+from aiocuda._base._wakeups import WATCHDOG_SECONDS
 from aiocuda.testing import LostWakeupError, SimulatedLoop
 
 

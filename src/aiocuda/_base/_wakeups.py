@@ -13,13 +13,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["MOST_PER_TURN", "MOST_WOKEN", "Callback", "Waiters", "Wakes", "wake_future"]
+__all__ = ["MOST_PER_TURN", "MOST_WOKEN", "WATCHDOG_SECONDS", "Callback", "Waiters", "Wakes", "wake_future"]
 
 #: The most waiters that a loop wakes in one iteration. To wake one and to run its task takes 4 µs or more.
 MOST_WOKEN = 256
 
 #: Operations resolved in one pass: 1 000 take 1.7 ms, and no turn of the loop may take 5 ms (measured).
 MOST_PER_TURN = 256
+
+#: Seconds between two passes of the watchdog over the streams with unfinished operations, awaited or not: after a
+#: fault, notifications never come.
+WATCHDOG_SECONDS = 0.025
 
 T = TypeVar("T")
 

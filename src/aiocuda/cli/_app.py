@@ -27,9 +27,9 @@ import numpy as np
 import typer
 
 from .. import __version__
-from ..device._device import Device
-from ..device._open import DriverName, open_device
-from ..driver.cuda import _probe
+from ..device import Device, open_device
+from ..driver import DriverName
+from ..driver.cuda import find as find_reason
 from ..driver.host import HostDriver
 from ..errors import (
     AiocudaError,
@@ -214,7 +214,7 @@ async def _opened(driver: DriverName) -> tuple[Device, str | None]:
     for each in others:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     fell_back = len(others) < len(caught)
-    reason = await device.offload(_probe.find) if fell_back else None
+    reason = await device.offload(find_reason) if fell_back else None
     return device, reason
 
 

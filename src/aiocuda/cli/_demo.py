@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .. import __version__
 from .._base._processor import processors
 from .._base._shutdown import finish_shielded
-from ..completion._operation import Operation
-from ..device._device import Device
+from ..completion import Operation
+from ..device import Device
 from ..observe import Timeline, TimelineSpan
 from ..pipeline import Pipeline, Slot, Stage
 from ._batches import Batch, batches, capacity_for, count_file, fill, has_changed, parts, write_table

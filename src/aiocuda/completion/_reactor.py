@@ -20,7 +20,7 @@ from .._base._log import log
 from .._base._loop_watch import LoopWatch
 from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
-from .._base._wakeups import MOST_PER_TURN, Wakes
+from .._base._wakeups import MOST_PER_TURN, WATCHDOG_SECONDS, Wakes
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
@@ -33,10 +33,6 @@ from ._submission_pace import SubmissionPace
 from ._watched import WatchedOperation, WatchedQueue
 
 __all__ = ["QueryGuard", "Reactor", "Turn", "reactors_of"]
-
-#: Seconds between two passes of the watchdog over the streams with unfinished operations, awaited or not: after a
-#: fault, notifications never come.
-WATCHDOG_SECONDS = 0.025
 
 #: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, Typ
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority, ProcessLocal
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
-from ..device import Device, DriverName, open_device
+from ..device import Device, open_device
+from ..driver import DriverName
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
 from ..lowlevel import owned, queue_of, resources_of

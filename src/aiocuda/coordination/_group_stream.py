@@ -64,7 +64,7 @@ class GroupStream(StreamView):
         self._hook = self._prerequisites = PrerequisiteHook(self._queue, self._hook)
         #: The streams that depend on this one. Weak references, so that the streams of a group form no reference cycle.
         self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
-        self._queue.set_stream(self)
+        self._replace_stream()
 
     @property
     def prerequisites(self) -> tuple[GroupStream, ...]:

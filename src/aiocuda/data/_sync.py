@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from .._base._types import ProcessLocal
 from .._processes._main_guard import check_main_guard
-from ..device import Device, DriverName, open_device
+from ..device import Device, open_device
+from ..driver import DriverName
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
 from ..memory import DeviceBuffer

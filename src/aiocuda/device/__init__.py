@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from ._device import Device
 from ._event import Event
-from ._open import DriverName, open_device
+from ._open import open_device
 
-__all__ = ["Device", "DriverName", "Event", "open_device"]
+__all__ = ["Device", "Event", "open_device"]

@@ -50,6 +50,10 @@ class DeviceStreams:
             queue.refuse(draining=True)
         return queue
 
+    def open_names(self) -> list[str]:
+        """Return the names of the open streams of all loops."""
+        return [queue.name for loop_state in self._loop_states for queue in loop_state.queues if not queue.closed]
+
     def refuse(self, queue: Queue) -> None:
         """Refuse new work at once. For callers that `close` several streams one after the other."""
         own = own_queue(queue)

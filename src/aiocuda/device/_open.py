@@ -8,9 +8,8 @@ import dataclasses
 import operator
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -19,9 +18,11 @@ from .._base._checks import check_integer, flag
 from .._base._clock import running_clock
 from .._base._log import log, prepare
 from .._base._mistakes import add_reader
+from .._base._off_loop import off_loop
 from .._base._types import DeviceProperties, SourceLine
 from ..completion._policy import CompletionPolicy, PolicyName
 from ..completion._queue_watch import log_few_queues
+from ..driver import DriverName, driver_name
 from ..driver.protocol import Driver
 from ..errors import (
     DriverNotAvailableError,
@@ -36,13 +37,9 @@ from ._open_devices import OPEN_DEVICES
 from ._resources import resources_of
 from .streams import Checker
 
-__all__ = ["DriverName", "driver_name", "has_gpu", "off_loop", "open_device"]
+__all__ = ["has_gpu", "open_device"]
 
 T = TypeVar("T")
-
-DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
-
-_NAMES = ("auto", "cuda", "host", "simulated")
 
 
 async def has_gpu() -> bool | None:
@@ -50,41 +47,12 @@ async def has_gpu() -> bool | None:
     if driver_name("auto") not in ("auto", "cuda"):
         return None
 
-    def find() -> bool:
-        from ..driver.cuda import _probe
+    def look() -> bool:
+        from ..driver.cuda import find as find_reason
 
-        return _probe.find() is None
+        return find_reason() is None
 
-    return await off_loop(find)
-
-
-async def off_loop(work: Callable[[], T]) -> T:
-    """Run a function that may block on a new daemon thread. Only for calls that need no driver."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as caught:  # noqa: BLE001 - raised in the event loop
-            error = caught
-        try:
-            loop.call_soon_threadsafe(finish, result, error)
-        except RuntimeError:
-            if not loop.is_closed():  # a closed loop needs no result
-                raise
-
-    threading.Thread(target=run, name="aiocuda-open", daemon=True).start()
-    return await future
+    return await off_loop(look)
 
 
 async def _offload(driver: Driver, work: Callable[[], T]) -> T:
@@ -131,22 +99,6 @@ def _first_use(driver: Driver, index: int) -> DeviceProperties:
     """Open a device, and import the packages that are used from now on. **May block.**"""
     prepare()
     return driver.device_open(index)
-
-
-def driver_name(which: object) -> str:
-    """Check a driver's name, and return it; ``"auto"`` becomes the name in ``AIOCUDA_DRIVER``, if that is set."""
-    if not isinstance(which, str):
-        raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
-    if which not in _NAMES:
-        raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}", driver=which)
-    if which != "auto":
-        return which
-    wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"
-    if wanted == "auto" and running_clock() is not None:
-        return "simulated"  # no other driver runs in virtual time
-    if wanted not in _NAMES:
-        raise InvalidArgumentError(f"AIOCUDA_DRIVER={wanted!r} names no driver; there are {', '.join(_NAMES)}")
-    return wanted
 
 
 async def _opened_driver(which: DriverName | Driver, line: SourceLine) -> tuple[Driver, bool]:

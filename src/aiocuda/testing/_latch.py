@@ -12,10 +12,10 @@ from .kernels import HOLD, HOLDING, RAN_OUT
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..completion._operation import Operation
-    from ..device._device import Device
+    from ..completion import Operation
+    from ..device import Device
     from ..kernels import Kernel
-    from ..memory._pinned import PinnedBuffer
+    from ..memory import PinnedBuffer
     from ..stream import Stream
 
 __all__ = ["Latch"]

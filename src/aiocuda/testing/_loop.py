@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from .._base._clock import Clock
-from ..completion._reactor import WATCHDOG_SECONDS
+from .._base._wakeups import WATCHDOG_SECONDS
 from ._loop_base import LoopBase, logger
 
 __all__ = ["LostWakeupError", "SimulatedLoop"]

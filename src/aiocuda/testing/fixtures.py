@@ -17,7 +17,7 @@ import pytest
 from ._blocking import LoopGuard
 
 if TYPE_CHECKING:
-    from ..device._device import Device
+    from ..device import Device
     from ..driver.simulated import SimulatedDriver
     from ._latch import Latch
 
@@ -26,7 +26,7 @@ PASSED = pytest.StashKey[bool]()
 
 
 async def _open_device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
-    from .. import open_device
+    from ..device import open_device
 
     async with open_device(driver="host") as device:
         yield device
@@ -36,7 +36,7 @@ async def _open_device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
 async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: SimulatedDriver) -> AsyncIterator[Device]:
     import asyncio
 
-    from .. import open_device
+    from ..device import open_device
     from ._loop import SimulatedLoop
 
     if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
@@ -68,7 +68,7 @@ def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
 
 def left_on(device: Device) -> list[str]:
     """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
-    from ..device._resources import resources_of
+    from ..lowlevel import resources_of
 
     if device.closed or device.driver.fault is not None:
         return []  # a closed device has freed everything, and a lost one cannot free anything
@@ -76,9 +76,7 @@ def left_on(device: Device) -> list[str]:
     unfinished = device.statistics().in_flight
     if unfinished:
         found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
-    streams = [
-        queue.name for loop_state in resources_of(device).loop_states for queue in loop_state.queues if not queue.closed
-    ]
+    streams = resources_of(device).streams.open_names()
     if streams:
         found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
     if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
@@ -93,7 +91,7 @@ def left_on(device: Device) -> list[str]:
 
 def _held_bytes(device: Device) -> tuple[int, int]:
     """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
-    from ..device._resources import resources_of
+    from ..lowlevel import resources_of
 
     for loop_state in resources_of(device).loop_states:
         device.memory.sweep(loop_state.reactor)

@@ -132,8 +132,7 @@ def _count_gpus(config: pytest.Config) -> Gpus:
     """Return the number of GPUs. CUDA is queried once per run, when the first test needs a GPU."""
     found = config.stash.get(GPUS, None)
     if found is None:
-        from ..driver.cuda._driver import CudaDriver
-        from ..driver.cuda._probe import find
+        from ..driver.cuda import CudaDriver, find
         from ..errors import AiocudaError
 
         try:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ... import __version__
-from ...device._device import Device
+from ...device import Device
 from ...errors import DeviceOutOfMemory
 from ._checkout import checkout
 from ._rows import ROWS, Row

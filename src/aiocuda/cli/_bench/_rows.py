@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ...completion._gather import gather
-from ...device._device import Device
+from ...completion import gather
+from ...device import Device
 from ...kernels import Kernel
-from ...memory._pinned import PinnedBuffer
+from ...memory import PinnedBuffer
 from ...pipeline import Pipeline, Slot, Stage
 from ...stream import Stream
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from ...device._open import DriverName, driver_name
+from ...driver import DriverName, driver_name
 from ._driver_checks import check_driver, check_nvrtc, check_pinned, check_queues, check_versions
 from ._finding import Finding, Problem, Result
 from ._machine import Machine

@@ -11,9 +11,8 @@ import sys
 from typing import Final
 
 from ... import __version__
-from ...device._open import off_loop
-from ...driver.cuda._compiler import compile_cuda
-from ...driver.cuda._library import MINIMUM_VERSION, MOST_QUEUES, QUEUES, queues_for, version_text
+from ..._base._off_loop import off_loop
+from ...driver.cuda import MINIMUM_VERSION, MOST_QUEUES, QUEUES, compile_cuda, queues_for, version_text
 from ...driver.protocol import CudaSource
 from ...errors import CompilerNotFoundError, DriverNotAvailableError, InvalidArgumentError
 from ._finding import Problem, Result

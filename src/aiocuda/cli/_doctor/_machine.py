@@ -10,11 +10,11 @@ from typing import Final, Self, cast
 
 import numpy as np
 
+from ..._base._off_loop import off_loop
 from ..._base._types import DeviceProperties
-from ...device._device import Device
-from ...device._open import DriverName, driver_name, off_loop, open_device
-from ...driver.cuda import find
-from ...driver.cuda._library import QUEUES
+from ...device import Device, open_device
+from ...driver import DriverName, driver_name
+from ...driver.cuda import QUEUES, find
 
 __all__ = ["PINNED_BYTES", "Machine"]
 

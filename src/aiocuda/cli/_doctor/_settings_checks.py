@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ...device._open import off_loop
-from ...driver.cuda._cache import CacheState, ProgramCache
+from ..._base._off_loop import off_loop
+from ...driver.cuda import CacheState, ProgramCache
 from .._report import printable
 from ._finding import Problem, Result
 from ._machine import Machine

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from ...device._open import off_loop
+from ..._base._off_loop import off_loop
 from ._finding import Problem, Result
 from ._machine import Machine
 

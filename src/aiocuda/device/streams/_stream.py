@@ -576,6 +576,10 @@ class StreamView(Stream):
         self._transfers = Transfers(stream._resources, stream._queue, stream._access)
         self._submissions = stream._submissions
 
+    def _replace_stream(self) -> None:
+        """Let operations name this object as their stream, from now on."""
+        self._queue.set_stream(self)
+
     def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed
 

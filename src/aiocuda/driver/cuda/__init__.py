@@ -29,7 +29,21 @@ Importing this package does not load libcuda. The first use of a device does.
 
 from __future__ import annotations
 
+from ._cache import CacheState, ProgramCache
+from ._compiler import compile_cuda
 from ._driver import CudaDriver
+from ._library import MINIMUM_VERSION, MOST_QUEUES, QUEUES, queues_for, version_text
 from ._probe import find
 
-__all__ = ["CudaDriver", "find"]
+__all__ = [
+    "MINIMUM_VERSION",
+    "MOST_QUEUES",
+    "QUEUES",
+    "CacheState",
+    "CudaDriver",
+    "ProgramCache",
+    "compile_cuda",
+    "find",
+    "queues_for",
+    "version_text",
+]
