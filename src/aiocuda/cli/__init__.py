@@ -1,20 +1,4 @@
-"""The command line: ``aiocuda demo``, ``info``, ``doctor``, ``bench`` and ``trace``.
-
-Files
-    `_app`        commands, options and exit codes
-    `_screen`     progress bar and tables in the terminal
-    `_demo`       the job of ``aiocuda demo``
-    `_files`      finds the files to read
-    `_batches`    lays files out in slots, and reads them
-    `_histogram`  the kernel, its host implementation, and an independent count
-    `_overlap`    when each stage worked, without and with overlap, as text and as SVG
-    `_report`     the result of the demo, and its JSON
-    `_doctor`     ``aiocuda doctor``
-    `_bench`      ``aiocuda bench``
-    `_trace_command`  ``aiocuda trace``: runs a script, and records every device that it opens
-
-Only `_app`, `_trace_command` and the modules `_screen` need the packages of the extra ``cli``.
-"""
+"""The command line ``aiocuda``: its commands, and what they print. See `README.md` in this directory."""
 
 from __future__ import annotations
 

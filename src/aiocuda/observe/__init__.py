@@ -1,26 +1,7 @@
 """Profiler, timeline and exporters: how long the operations of a device take, and when they run.
 
-Files
-    `_listener`    `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
-    `_profiler`    `StreamProfiler` and its report
-    `_percentiles` percentiles of times in bounded memory
-    `_timeline`    `Timeline`: its hooks, clocks and outputs
-    `_loop_monitor` the iterations of an event loop that a timeline notices
-    `_request_log` the requests and the batches of batchers
-    `_recording`   `TimelineSpan`, and everything else that a timeline has recorded
-    `_drawing`     the picture of a timeline, as SVG
-    `_rows`        rows and arrows, for `_trace` and `_page`
-    `_trace`       the trace of a timeline, for Perfetto
-    `_page`        the page of a timeline, as HTML; `_page.html` is its template
-    `_process_tracer` a timeline for every device of the process, for ``aiocuda trace``
-    `_metrics`     the metric of each figure in the statistics
-    `_opentelemetry` `OpenTelemetryInstrument`; it imports opentelemetry-api
-    `_nvtx`        `NvtxInstrument`; it imports nvtx
-    `_text`        texts of any length with any characters
-    `_prometheus`  `PrometheusCollector`; it imports prometheus-client
-    `_on_loop`     a call on an event loop from any thread
-
-The exporters are imported when they are first used: each needs a package of the extra ``observe``.
+The exporters are imported when they are first used: each needs a package of the extra ``observe``. See `README.md` in
+this directory.
 """
 
 from __future__ import annotations

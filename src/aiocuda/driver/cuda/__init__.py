@@ -1,17 +1,6 @@
 """The CUDA driver: `aiocuda.driver.protocol.Driver` over libcuda.
 
-================  ====================================================================================
-``abi``           the structures and constants of ``cuda.h`` that are used here
-``entry``         the functions that are used: versions, argument types, and the two ways to call them
-``library``       libcuda, loaded and initialised; hardware queues
-``probe``         the reason why CUDA cannot be used here, or None
-``core``          state that all methods share: calls, handles, contexts, the fault latch, ``fork()``
-``devices`` …     the methods, by class of the protocol: ``devices``, ``streams``, ``memory``, ``code``,
-                  ``graphs``, ``notify``; each is a subclass of `Core`
-``driver``        `CudaDriver`, the class that combines them
-``compiled``      reads a kernel that cuda.core has compiled
-``compiler``      CUDA C++ to a cubin, in the process ``nvrtc``, with the disk cache ``cache``
-================  ====================================================================================
+``src/aiocuda/driver/README.md`` lists the modules.
 
 Every call of the NVIDIA driver goes to an address from ``cuGetProcAddress``, through `ctypes`. Each function has two
 forms for the same address: one keeps the GIL, the other releases it. With one busy Python thread, releasing costs

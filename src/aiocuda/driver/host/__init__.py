@@ -1,10 +1,4 @@
-"""The host driver: streams, copies and kernels without a GPU.
-
-===========  =============================================================
-``driver``   `HostDriver`: the methods of `aiocuda.driver.software`, executed by threads
-``runner``   a thread that executes the commands of engines
-===========  =============================================================
-"""
+"""The host driver: streams, copies and kernels without a GPU. `README.md` of the folder above lists the files."""
 
 from __future__ import annotations
 

@@ -3,15 +3,7 @@
 The methods submit commands to the state machine of `rules`. A driver adds the engines that execute the commands
 (threads or a virtual clock), the notifiers, and the worker threads.
 
-=================================  =====================================================================
-``core``                           `Core`: shared state, the fault latch, methods about devices
-``streams, memory, code, graphs``  the other methods of `aiocuda.driver.protocol`, each a subclass of `Core`
-``recorded``                       work with the record of an event after it, as one call
-``work``                           the work of an engine for one command
-``replay``                         the launch of a graph as commands of streams
-``model``                          the figures: bandwidth, latency, memory
-``rules``                          CUDA's ordering rules as a state machine
-=================================  =====================================================================
+`README.md` of the folder above lists the files.
 """
 
 from __future__ import annotations

@@ -4,12 +4,7 @@ The machine handles the order of commands, and neither their data nor their dura
 to `Machine.step` and carries out the commands that it returns: the host driver with threads, the simulated driver with
 a virtual clock and a seed. The package also has the memory of the devices that do not exist.
 
-===========  =============================================================================================
-``stream``   streams, their commands and states, events, engines
-``machine``  the rules: ``step(now)`` returns the commands that start, those that end, and the next time
-``memory``   device memory with addresses that are never used twice
-``pages``    host memory that a device can access: pinned, registered, managed
-===========  =============================================================================================
+`README.md` of the drivers lists the files.
 """
 
 from __future__ import annotations
