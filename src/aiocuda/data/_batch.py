@@ -80,7 +80,9 @@ class BatchMemory:
         """Let a free of the memory wait for the streams that `add_use` has named."""
         for queue_of in self._used_on.values():
             queue = queue_of()
-            end = queue.mark() or queue.tail()
+            end = queue.mark()
+            if end is None:
+                end = queue.tail()
             if end is not None and not end.is_settled:
                 for buffer in self.buffers.values():
                     block_of(buffer).depend(end)
