@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..observe._drawing import Panel, TimelineSpan, draw_panels
+from ..observe._drawing import COLOURS, Panel, TimelineSpan, draw_panels
 
 __all__ = ["PICTURE_BATCHES", "STAGES", "Overlap"]
 
@@ -15,9 +15,6 @@ PICTURE_BATCHES: Final = 10
 
 #: The stages, in order; also the names of their streams.
 STAGES: Final = ("read", "upload", "compute", "download")
-
-#: Kinds of operations that wait for others. They are not drawn.
-_WAITS: Final = frozenset({"wait", "record", "barrier", "synchronize"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Overlap:
     @classmethod
     def of(cls, spans: Sequence[TimelineSpan], split_us: float) -> Overlap:
         """Return the overlap of the spans of both runs; the serial run ends at ``split_us``."""
-        work = [span for span in spans if span.stream in STAGES and span.kind not in _WAITS]
+        work = [span for span in spans if span.stream in STAGES and span.kind in COLOURS]
         return cls(
             [span for span in work if span.start_us < split_us], [span for span in work if span.start_us >= split_us]
         )

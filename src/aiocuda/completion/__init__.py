@@ -16,11 +16,14 @@ from ._instrument import (
     StartedBatch,
     SubmitListener,
 )
+from ._methods import KINDS, METHODS
 from ._operation import INTERNAL, Operation
 from ._policy import CompletionPolicy
 
 __all__ = [
     "INTERNAL",
+    "KINDS",
+    "METHODS",
     "BatchListener",
     "CompletionPolicy",
     "EndedRequest",

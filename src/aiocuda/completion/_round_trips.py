@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .._base._advice import advise
 from .._base._types import SourceLine
 from ..errors import AiocudaError
+from ._methods import KINDS
 from ._operation import INTERNAL, Operation
 from ._stream_queue import StreamOperation, stream_operation
 
@@ -55,7 +56,7 @@ LEAST_IDLE: Final = 0.3
 MOST_BETWEEN: Final = 1e-3
 
 #: The kinds of operations whose results the host needs before it goes on.
-_NEEDED = frozenset({"download", "submit"})
+_NEEDED = frozenset(kind.name for kind in KINDS.values() if kind.needed)
 
 #: The packages through which a program calls the methods of a stream. Calls by others, such as pipelines, are theirs.
 _METHODS = ("completion", "device/streams", "device/graphs", "kernels", "pool")

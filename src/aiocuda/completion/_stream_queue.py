@@ -25,6 +25,7 @@ from .._base._wakeups import MOST_PER_TURN, Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._listeners import Hooks, Listeners, call_hooks, call_resolve_hooks
+from ._methods import KINDS
 from ._operation import INTERNAL, Operation
 from ._prediction import INSTANT
 from ._pumps import Pumps
@@ -73,7 +74,7 @@ T_co = TypeVar("T_co", covariant=True)
 _NAMES = {state: state.name.lower() for state in State}
 
 #: The kinds that have a size in bytes.
-_SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
+_SIZED = frozenset(kind.name for kind in KINDS.values() if kind.size is not None)
 
 _next_id = itertools.count(1).__next__
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..completion import METHODS
 from ..errors import CycleError, InvalidTypeError
 from ..lowlevel import Queue, StreamHook, StreamOperation, StreamView, follow, queue_of
 from ..stream import CheckedStream, Stream
@@ -14,12 +15,6 @@ from ._dependencies import path_between
 __all__ = ["CheckedGroupStream", "GroupStream"]
 
 T = TypeVar("T")
-
-#: The methods of a stream that submit work.
-_SUBMITTING = frozenset((
-    *("upload", "copy", "download", "fill", "prefetch", "launch", "launch_graph", "record", "synchronize"),
-    *("add_callback", "submit"),
-))  # fmt: skip
 
 
 class PrerequisiteHook:
@@ -35,7 +30,7 @@ class PrerequisiteHook:
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Wait for the prerequisites, if the method submits work; then do what the method does."""
-        if self.waits and method in _SUBMITTING:
+        if self.waits and METHODS[method].submits:
             self._wait_for_prerequisites()
         return proceed(*args) if self._hook is None else self._hook.call(method, proceed, *args)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
+from ..completion import KINDS
 from ._recording import TimelineSpan, kept, shown
 
 __all__ = ["Panel", "TimelineSpan", "draw", "draw_panels"]
@@ -26,15 +27,8 @@ THINNEST: Final = 1.2  # pixels, so that an operation without duration is visibl
 
 #: Colours by kind. They differ in grey, too, and for readers with red-green blindness.
 COLOURS: Final = {
-    "read": "#c2506a",
-    "upload": "#2f6fb0",
-    "launch": "#e08a1e",
-    "download": "#3a9a5b",
-    "copy": "#7a5aa8",
-    "fill": "#b0508a",
-    "prefetch": "#4aa3a2",
-    "graph": "#8a6d3b",
-    "submit": "#5a62c8",
+    "read": "#c2506a",  # of the host
+    **{name: kind.colour for name, kind in KINDS.items() if kind.colour is not None},
 }
 OTHER: Final = "#9aa3ad"  # waits and records, which only order other operations
 

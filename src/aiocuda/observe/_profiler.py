@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from .._base._label import printable
 from .._base._statistics import DeviceStatistics
-from ..completion import Operation
+from ..completion import KINDS, Operation
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import resources_of
@@ -35,7 +35,7 @@ MOST_SHOWN: Final = 20
 WAITS: Final = ("polls", "sleeps", "parks", "notifications", "failed", "abandoned")
 
 #: Kinds that move bytes: to, from, within and between devices.
-TRANSFERS: Final = frozenset({"upload", "download", "copy", "prefetch"})
+TRANSFERS: Final = frozenset(name for name, kind in KINDS.items() if kind.size == "moved")
 
 #: Kinds that do work. All other kinds, for example waits, only order other operations.
 WORK: Final = frozenset(COLOURS)
@@ -75,7 +75,8 @@ class StreamProfile:
     count
         Number of operations of all kinds.
     busy_ms
-        Time of launches, graphs, transfers and fills. For several streams, which work at the same time, it is the sum.
+        Time of operations that do work, and do not only order others. For several streams, which work at the same time,
+        it is the sum.
     kernels, kernel_ms
         Number of launches, and their time.
     transfers, transfer_ms, transfer_bytes

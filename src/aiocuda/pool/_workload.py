@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..completion import Operation
+from ..completion import KINDS, Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
@@ -19,11 +19,9 @@ Workload: TypeAlias = Literal["compute", "memory", "mixed", "coordination"]
 
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
-#: Workloads of the kinds of operations. Kinds that are missing here only order other operations.
+#: Kinds of operations that have a workload of their own.
 _KINDS: dict[str, Workload] = {
-    **dict.fromkeys(("launch", "submit"), "compute"),
-    **dict.fromkeys(("upload", "download", "copy", "fill", "prefetch"), "memory"),
-    **dict.fromkeys(("wait", "record", "synchronize", "callback", "barrier"), "coordination"),
+    name: workload for workload in WORKLOADS for name, kind in KINDS.items() if kind.workload == workload
 }
 
 #: Durations kept for each workload.
@@ -36,11 +34,11 @@ def classify(what: Any) -> Workload:
     Parameters
     ----------
     what
-        A `Kernel`: compute. An `Operation`, or the name of its kind: ``"launch"`` is compute; ``"upload"``,
-        ``"download"``, ``"copy"``, ``"fill"`` and ``"prefetch"`` are memory; ``"wait"``, ``"record"``,
-        ``"synchronize"``, ``"callback"`` and ``"barrier"`` are coordination. An `Event`: coordination. The name of a
-        workload: that workload. An iterable of these: their common workload, or mixed; coordination is ignored if there
-        is another workload. Another string is an `InvalidArgumentError`, another object an `InvalidTypeError`.
+        A `Kernel`: compute. An `Operation`, or the name of its kind: a kind that computes, such as ``"launch"``, is
+        compute; one that moves or sets bytes, such as ``"upload"`` or ``"fill"``, is memory; one that only orders
+        others, such as ``"wait"``, is coordination. An `Event`: coordination. The name of a workload: that workload.
+        An iterable of these: their common workload, or mixed; coordination is ignored if there is another workload.
+        Another string is an `InvalidArgumentError`, another object an `InvalidTypeError`.
     """
     if isinstance(what, Kernel):
         return "compute"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
@@ -33,7 +33,7 @@ from ...memory._block import Block
 from .._resources import DeviceResources
 from ..streams._stream import Stream
 from ._executable import ExecutableGraph
-from ._nodes import GraphNode, copy_node, fill_node, launch_node
+from ._nodes import NODES, GraphNode, arguments_of, copy_node, launch_node
 from ._recorder import CapturedOperation, Recorder, check_host_writes
 
 if TYPE_CHECKING:
@@ -363,10 +363,12 @@ class Graph(ProcessLocal):
                 present.shared_bytes if shared_bytes is None else shared_bytes,
             )
         else:
-            if len(args) != 2 or not (grid is block is shared_bytes is None):
-                takes = "a buffer and a value" if old.kind == "fill" else "a target and a source"
+            make: Callable[..., GraphNode] = NODES.get(old.kind, copy_node)  # an upload and a download are copies
+            names = arguments_of(make)
+            if len(args) != len(names) or not (grid is block is shared_bytes is None):
+                takes = " and ".join(f"a {name}" for name in names)
                 raise InvalidTypeError(f"update of a {old.kind} takes {takes}, {len(args)} given")
-            new = (fill_node if old.kind == "fill" else copy_node)(self._resources, *args)
+            new = make(self._resources, *args)
             if new.kind != old.kind:
                 raise InvalidArgumentError(f"{operation!r} stays a {old.kind}, and this would be a {new.kind}")
         check_update([present], 0, new.driver_node)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from ..._base._arrays import address_of, check_alike
@@ -18,7 +21,7 @@ from ...memory.interchange._host_arrays import as_source, as_target
 from .._resources import DeviceResources
 from ..streams._transfers import check_overlap, pattern_of, refuse_host_copy
 
-__all__ = ["GraphNode", "copy_node", "fill_node", "launch_node"]
+__all__ = ["NODES", "GraphNode", "arguments_of", "copy_node", "launch_node"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,3 +123,17 @@ def fill_node(resources: DeviceResources, buffer: Any, value: object) -> GraphNo
         return GraphNode("fill", EmptyNode())
     node = FillNode(buffer.address, pattern, buffer.nbytes // len(pattern))
     return GraphNode("fill", node, (block_of(buffer),), buffer)
+
+
+#: The functions that make the node of a method, by its name. They take the method's arguments.
+NODES: dict[str, Callable[..., GraphNode]] = {
+    "launch": launch_node,
+    "copy": copy_node,
+    "fill": fill_node,
+}
+
+
+@functools.cache
+def arguments_of(make: Callable[..., GraphNode]) -> tuple[str, ...]:
+    """Return the names of the method's arguments that a function of `NODES` takes."""
+    return tuple(inspect.signature(make).parameters)[1:]

@@ -11,13 +11,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from ..._base._wakeups import Waiters
+from ...completion._methods import METHODS, Refusal
 from ...completion._operation import Operation
 from ...completion._stream_queue import StreamOperation, StreamQueue, new_operation, stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer
 from .._resources import DeviceResources
 from ..streams._hook import HookedStream, RecordedOperation, StreamHook
-from ._nodes import GraphNode, copy_node, fill_node, launch_node
+from ._nodes import NODES, GraphNode, copy_node
 
 __all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
 
@@ -95,18 +96,6 @@ class CapturedOperation(RecordedOperation[T_co]):
         self._refuse()
 
 
-#: Methods whose work cannot be part of a graph: what it is, and the cure.
-_REFUSED = {
-    "empty": ("an allocation", "make the buffer before the `with` block"),
-    "upload": ("a new buffer", "make it before the `with` block, then `stream.copy(buffer, pinned_array)`"),
-    "prefetch": ("a prefetch", "prefetch before or after its launch"),
-    "launch_graph": ("another graph", "launch it before or after that one"),
-    "record": ("an event", "let other streams wait for what a method returns, or for this stream"),
-    "submit": ("a function of the program", "capture its work by the library that enqueues it"),
-    "add_callback": ("a callback", "add it to what graph.launch(stream) returns"),
-}
-
-
 class RecordingHook:
     """The hook of a captured stream: each method records a node, or raises an error with the reason and the cure."""
 
@@ -114,37 +103,30 @@ class RecordingHook:
         self._recorder = recorder
         self._stream = stream
         self._resources = recorder.resources
+        #: Methods that do more than to add their node.
         self._recorded: dict[str, Callable[..., Operation[Any]]] = {
-            "launch": self._launch,
-            "copy": self._copy,
             "download": self._download,
-            "fill": self._fill,
             "wait": self._wait,
             "synchronize": self._synchronize,
         }
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Record the method's work."""
-        record = self._recorded.get(method)
-        if record is not None:
-            self._recorder.check(self._stream)
-            return cast("T", record(*args))
+        recorded = METHODS[method].graph
+        if recorded is None:
+            raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
+        if isinstance(recorded, Refusal):
+            self._refuse(*recorded)
         if method == "end":
             return cast("T", self._recorder.head(self._stream, "wait"))
-        if method in _REFUSED:
-            self._refuse(*_REFUSED[method])
-        raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
+        self._recorder.check(self._stream)
+        record = self._recorded.get(method)
+        if record is not None:
+            return cast("T", record(*args))
+        return cast("T", self._recorder.add(self._stream, NODES[method](self._resources, *args)))
 
     def _refuse(self, work: str, cure: str) -> NoReturn:
         raise UnsupportedError(f"{self._stream.name} is being captured, and {work} cannot be part of a graph: {cure}")
-
-    def _launch(
-        self, kernel: Any, grid: int | Sequence[int], block: int | Sequence[int], args: tuple[Any, ...], shared: int
-    ) -> Operation[Any]:
-        return self._recorder.add(self._stream, launch_node(self._resources, kernel, grid, block, args, shared))
-
-    def _copy(self, target: Any, source: Any) -> Operation[Any]:
-        return self._recorder.add(self._stream, copy_node(self._resources, target, source))
 
     def _download(self, buffer: Any, out: Any) -> Operation[Any]:
         if not isinstance(buffer, DeviceBuffer):
@@ -157,9 +139,6 @@ class RecordingHook:
         captured = self._recorder.add(self._stream, copy_node(self._resources, out, buffer))
         captured.value = out  # a pipeline that replays the graph returns it as the operation's result
         return captured
-
-    def _fill(self, buffer: Any, value: object) -> Operation[Any]:
-        return self._recorder.add(self._stream, fill_node(self._resources, buffer, value))
 
     def _wait(self, other: Any) -> Operation[Any]:
         operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._base._types import SourceLine
+from ...completion._methods import METHODS, Access
 from ...completion._queue import Queue, own_queue
 from ...completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
 from ...errors import UnorderedAccessWarning
@@ -245,53 +246,57 @@ class CheckingHook:
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Check the accesses of a method's operation, and note when it was enqueued."""
-        checker, queue = self._checker, self._queue
-        if method in ("copy", "download", "fill", "launch", "submit"):
-            with checker.access(queue, method, _touches(method, args)) as enqueued:
+        checker, queue, row = self._checker, self._queue, METHODS[method]
+        if row.accesses:
+            with checker.access(queue, method, _touches(row.accesses, args)) as enqueued:
                 result = proceed(*args)
                 enqueued.append(cast("StreamOperation[Any]", result))
             return result
         result = proceed(*args)
-        operation: Any = result
-        if method == "upload":
+        operation: Any = result.operation if isinstance(result, Event) else result
+        if row.writes_result:
             target = operation.value
             touches = [_touch(target, False, True)] if isinstance(target, DeviceBuffer) else []
             with checker.access(queue, method, touches) as enqueued:
                 enqueued.append(operation)
-        elif method == "wait":
-            (other,) = args
-            if isinstance(other, (StreamOperation, Event)):
-                checker.wait(queue, stream_operation(other.operation) if isinstance(other, Event) else other)
-            else:
-                checker.wait_for_all(queue, stream_queue(other))
-            checker.stamp(queue, operation)
-        elif method == "record":
-            checker.stamp(queue, operation.operation)
-        elif method in ("prefetch", "synchronize", "add_callback"):
+        elif row.kind is not None and isinstance(operation, StreamOperation):
+            if method == "wait":
+                self._note_wait(*args)
             checker.stamp(queue, operation)
         return result
 
+    def _note_wait(self, other: Any) -> None:
+        checker, queue = self._checker, self._queue
+        if isinstance(other, (StreamOperation, Event)):
+            checker.wait(queue, stream_operation(other.operation) if isinstance(other, Event) else other)
+        else:
+            checker.wait_for_all(queue, stream_queue(other))
 
-def _touches(method: str, args: tuple[Any, ...]) -> list[Touch]:
+
+def _touches(accesses: tuple[tuple[int, Access], ...], args: tuple[Any, ...]) -> list[Touch]:
     """Return a method's accesses to buffers. Arguments that are no buffers are left to the method's own checks."""
-    accesses: list[tuple[Any, bool, bool]] = []
-    if method == "copy":
-        target, source = args
-        accesses = [(source, True, False), (target, False, True)]
-    elif method == "download":
-        accesses = [(args[0], True, False)]
-    elif method == "fill":
-        accesses = [(args[0], False, True)]
-    elif method == "submit":
-        _, positional, keywords = args
-        accesses = [(argument, True, True) for argument in (*positional, *keywords.values())]
-    elif isinstance(args[0], Kernel):
-        accesses = [
-            (argument, True, not parameter.is_const)
-            for parameter, argument in zip(args[0].signature.parameters, args[3], strict=False)
-            if parameter.is_pointer
-        ]
-    return [_touch(*access) for access in accesses if isinstance(access[0], DeviceBuffer)]
+    touches: list[Touch] = []
+    for index, access in accesses:
+        argument = args[index]
+        if isinstance(argument, DeviceBuffer):
+            touches.append(_touch(argument, access != "writes", access != "reads"))
+        elif access == "declared":
+            touches += _declared(args[0], argument)
+        elif access == "each":
+            parts = argument.values() if isinstance(argument, dict) else argument
+            touches += [_touch(part, True, True) for part in parts if isinstance(part, DeviceBuffer)]
+    return touches
+
+
+def _declared(kernel: object, arguments: tuple[Any, ...]) -> list[Touch]:
+    """Return what a kernel declares that it does with the buffers among its arguments."""
+    if not isinstance(kernel, Kernel):
+        return []
+    return [
+        _touch(argument, True, not parameter.is_const)
+        for parameter, argument in zip(kernel.signature.parameters, arguments, strict=False)
+        if parameter.is_pointer and isinstance(argument, DeviceBuffer)
+    ]
 
 
 def _touch(buffer: DeviceBuffer, reads: bool, writes: bool) -> Touch:

@@ -18,10 +18,8 @@ class StreamHook(Protocol):
     """Runs in place of the methods that give a stream work, or hand it to other code.
 
     `Stream` has the only call of each method's hook: a new kind of stream needs a hook, and overrides no method. A
-    stream without a hook pays one comparison with None per method, and no Python call. The methods are ``empty``,
-    ``upload``, ``copy``, ``download``, ``fill``, ``prefetch``, ``launch``, ``record``, ``wait``, ``synchronize``,
-    ``add_callback``, ``submit``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and two more: ``end``, when
-    another stream waits for all work of this one, and ``launch_graph``, before a graph is launched on it.
+    stream without a hook pays one comparison with None per method, and no Python call. The methods are those of the
+    table `METHODS`. Hooks read there what they have to know about each.
     """
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
