@@ -168,16 +168,9 @@ async def test_captured_operation_cannot_be_awaited(device: Device, stream: Stre
 REFUSED: dict[str, tuple[Callable[[Device, Stream, Any], object], type[Exception], str]] = {
     "empty": (lambda d, s, b: s.empty(4), UnsupportedError, "make the buffer before"),
     "empty_like": (lambda d, s, b: s.empty_like(b), UnsupportedError, "make the buffer before"),
-    "upload": (lambda d, s, b: s.upload(np.zeros(4)), UnsupportedError, "make it before"),
     "pageable up": (lambda d, s, b: s.copy(b, np.zeros(N, np.uint32)), UnsupportedError, "device.pinned"),
     "pageable down": (lambda d, s, b: s.copy(np.zeros(N, np.uint32), b), UnsupportedError, "device.pinned"),
     "download": (lambda d, s, b: s.download(b), UnsupportedError, "out=device.pinned"),
-    "prefetch": (lambda d, s, b: s.prefetch(d.unified(4)), UnsupportedError, "before or after"),
-    "record": (lambda d, s, b: s.record(), UnsupportedError, "let other streams wait for"),
-    "callback": (lambda d, s, b: s.add_callback(print), UnsupportedError, "graph.launch"),
-    "capture": (lambda d, s, b: s.capture(), BusyError, "leave the `with stream.capture"),
-    "lend": (lambda d, s, b: s.lend(), BusyError, "leave the `with stream.capture"),
-    "handle": (lambda d, s, b: s.__cuda_stream__(), BusyError, "leave the `with stream.capture"),
     "wrong size": (lambda d, s, b: s.copy(b, d.pinned(N + 1, np.uint32)), InvalidArgumentError, "sizes differ"),
     "wrong value": (lambda d, s, b: s.fill(b, -1), InvalidArgumentError, "does not fit"),
     "no buffer": (lambda d, s, b: s.download(np.zeros(4)), InvalidTypeError, "takes a device buffer"),  # type: ignore[arg-type]

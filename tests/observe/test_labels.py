@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, InvalidTypeError, Kernel, Operation, Stream
+from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, InvalidTypeError, Kernel, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import open_peer, quickly
+from tests.stream.methods import LABELLED, World, methods_of, operation_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -69,25 +70,11 @@ async def _label_of(device: Device) -> str | None:
 
 
 async def test_every_method_of_a_stream_takes_a_label(device: Device, stream: Stream, other: Stream) -> None:
-    buffer = await stream.upload(np.zeros(4, np.float32))
-    pinned = await device.pinned(4, np.float32)
-    managed = device.unified(4, np.float32)
-    operations: list[Operation[Any]] = [
-        stream.upload(np.zeros(4, np.float32), label="x"),
-        stream.copy(buffer, pinned, label="x"),
-        stream.download(buffer, label="x"),
-        stream.fill(buffer, 1, label="x"),
-        *([stream.prefetch(managed, label="x")] if device.properties.concurrent_managed_access else []),
-        stream.launch(nothing, 1, 1, buffer, label="x"),
-        stream.wait(other, label="x"),
-        stream.synchronize(label="x"),
-        stream.add_callback(lambda _: None, label="x"),
-    ]
-    event = stream.record(label="x")
-    plain = stream.fill(buffer, 1)
-    assert [each.label for each in operations] == ["x"] * len(operations)
-    assert event.operation is not None
-    assert event.operation.label == "x"
+    world = await World.make(device, stream, other)
+    for name, run in methods_of(world).items():
+        if name in LABELLED:
+            assert operation_of(run(label="x")).label == "x", name
+    plain = stream.fill(world.buffer, 1)
     assert plain.label is None
     await quickly(plain)
 

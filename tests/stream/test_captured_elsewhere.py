@@ -20,6 +20,7 @@ from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, Reports, quickly, until
 from tests.memory.others import Interfaced, handle, sweep
+from tests.stream.methods import World, methods_of
 
 N = 64
 
@@ -92,22 +93,15 @@ async def test_no_method_reaches_a_stream_that_another_library_captures(lend: bo
         elsewhere = other.record()
         peer.captured.add(stream._queue.handle)
         verbs: dict[str, Callable[[], object]] = {
+            **methods_of(World(device, stream, other, buffer, target, device.unified(N, np.uint32))),
             "empty": lambda: stream.empty(4),
-            "upload": lambda: stream.upload(np.zeros(4)),
-            "copy up": lambda: stream.copy(buffer, target),
-            "download": lambda: stream.download(buffer, out=target),
-            "copy": lambda: stream.copy(buffer, more),
+            "copy between buffers": lambda: stream.copy(buffer, more),
             "copy, staged": lambda: stream.copy(buffer, np.zeros(N, np.uint32)),
-            "fill": lambda: stream.fill(buffer, 1),
-            "prefetch": lambda: stream.prefetch(device.unified(4)),
-            "launch": lambda: stream.launch(AFFINE, 1, 32, buffer, N, 1, 1),
             "launch with new memory": lambda: stream.launch(AFFINE, 1, 32, more, N, 1, 1),
             "launch with another grid": lambda: stream.launch(AFFINE, 2, 32, buffer, N, 1, 1),
-            "record": lambda: stream.record(),
-            "wait": lambda: stream.wait(elsewhere),
+            "launch that was bound": lambda: stream.launch(AFFINE, 1, 32, buffer, N, 1, 1),
+            "wait for an event": lambda: stream.wait(elsewhere),
             "wait for it": lambda: other.wait(stream),
-            "synchronize": lambda: stream.synchronize(),
-            "callback": lambda: stream.add_callback(print),
             "free in its order": lambda: more.free(stream),
             "graph": lambda: graph.launch(stream),
         }

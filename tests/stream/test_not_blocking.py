@@ -12,7 +12,8 @@ import pytest
 
 from aiocuda import Device, EventPool, Operation, Stream
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, quickly, until
+from tests.helpers import AFFINE, SAXPY, SPIN, quickly, until
+from tests.stream.methods import World, methods_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,7 +47,7 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
     small, large = np.zeros(100, np.float32), np.zeros(5 << 20, np.uint8)
     x, y, big = await stream.upload(small), await stream.upload(small), await stream.upload(large)
     pinned, managed = await device.pinned(100), device.unified(100)
-    own = np.zeros(100, np.float32)
+    own, world = np.zeros(100, np.float32), await World.make(device, stream, other)
     pool = EventPool(device)
     await stream.launch(SAXPY, 1, 100, 100, 1.0, x, y)
     latch.hold(stream)
@@ -55,22 +56,15 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
     await until(lambda: heartbeat.beats, "the first beat")
     kept: list[Any] = []
     verbs: dict[str, Callable[[], Any]] = {
-        "launch": lambda: stream.launch(SAXPY, 1, 100, 100, 1.0, x, y),
-        "first launch": lambda: stream.launch(AFFINE, 1, 100, stream.empty(100, np.uint32), 100, 1, 1),
-        "upload": lambda: stream.upload(small),
+        **methods_of(world),
+        "first launch": lambda: stream.launch(SPIN, 1, 1, 1),
         "large upload": lambda: stream.upload(large),
-        "download": lambda: stream.download(x),
+        "staged download": lambda: stream.download(x),
         "large download": lambda: stream.download(big),
-        "pinned upload": lambda: stream.copy(x, pinned),
-        "pinned download": lambda: stream.download(x, pinned),
-        "copy": lambda: stream.copy(x, y),
-        "fill": lambda: stream.fill(x, 1),
-        "prefetch": lambda: stream.prefetch(managed),
-        "record": lambda: stream.record(timing=True),
+        "copy between buffers": lambda: stream.copy(x, y),
+        "record with timing": lambda: stream.record(timing=True),
         "record into": lambda: stream.record(event=pool.acquire_nowait()),
-        "wait": lambda: other.wait(stream),
-        "synchronize": stream.synchronize,
-        "callback": lambda: stream.add_callback(lambda _: None),
+        "wait for it": lambda: other.wait(stream),
         "empty": lambda: stream.empty(1 << 20),
         "pinned": lambda: device.pinned(1 << 20),
         "unified": lambda: device.unified(1 << 10),

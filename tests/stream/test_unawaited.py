@@ -8,21 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import InvalidTypeError, Operation, Stream
+from aiocuda import Device, DeviceBuffer, InvalidTypeError, Operation, Stream
 from tests.helpers import SAXPY
+from tests.stream.methods import ARGUMENTS, World
 
 pytestmark = pytest.mark.asyncio
 
 VERBS: dict[str, Callable[[Stream, Any], object]] = {
-    "launch": lambda stream, given: stream.launch(SAXPY, 1, 4, 4, 1.0, given, given),
     "launch a number": lambda stream, given: stream.launch(SAXPY, 1, 4, given, 1.0, stream.empty(4), stream.empty(4)),
-    "download": lambda stream, given: stream.download(given),
-    "download out": lambda stream, given: stream.download(stream.empty(4), out=given),
-    "fill": lambda stream, given: stream.fill(given, 1),
-    "prefetch": lambda stream, given: stream.prefetch(given),
-    "copy to": lambda stream, given: stream.copy(given, np.zeros(4, np.float32)),
-    "copy from": lambda stream, given: stream.copy(stream.empty(4), given),
-    "upload": lambda stream, given: stream.upload(given),
     "empty_like": lambda stream, given: stream.empty_like(given),
     "as an array": lambda stream, given: np.asarray(given),
     "as a copy": lambda stream, given: np.array(given),
@@ -36,6 +29,18 @@ async def test_error_says_await_it_first(stream: Stream, verb: Callable[[Stream,
     operation: Operation[Any] = stream.upload(np.ones(4, np.float32))
     with pytest.raises(InvalidTypeError, match="await it first"):
         verb(stream, operation)
+    await operation
+
+
+async def test_error_of_each_method_says_await_it_first(device: Device, stream: Stream, other: Stream) -> None:
+    world = await World.make(device, stream, other)
+    operation: Operation[Any] = stream.upload(np.ones(4, np.float32))
+    for name, arguments in ARGUMENTS.items():
+        given = arguments(world)
+        memory = [index for index, each in enumerate(given) if isinstance(each, (DeviceBuffer, np.ndarray))]
+        for index in memory if name != "submit" else ():  # a function may take an operation
+            with pytest.raises(InvalidTypeError, match="await it first"):
+                getattr(stream, name)(*given[:index], operation, *given[index + 1 :])
     await operation
 
 
