@@ -14,8 +14,9 @@ __all__ = ["draw", "layers"]
 #: The last layer of each part, from the highest; the text names the part.
 PARTS: tuple[tuple[str, str, Colour], ...] = (
     ("observe", "for programs and services", "purple"),
-    ("_open", "for several streams", "blue"),
-    ("_loop_state", "a device and its streams", "teal"),
+    ("pool", "for several streams", "blue"),
+    ("lowlevel", "the only way into the core", "grey"),
+    ("device", "a device and its streams", "teal"),
     ("completion", "memory, kernels, waiting", "green"),
     ("driver", "CUDA, threads, virtual time", "orange"),
     ("errors", "everything may use these", "grey"),
