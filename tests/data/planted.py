@@ -104,7 +104,7 @@ BUGS = [
         "The rows of a worker process that was lost count as decoded.",
         "_processes.py",
         "        self._isolate(place, job, row, exit_code)\n",
-        "        place.job = None\n"
+        "        place.end_request()\n"
         "        self._report(job, place.rows, {}, {}, 0.0)\n"
         "        return True\n"
         "        self._isolate(place, job, row, exit_code)\n",

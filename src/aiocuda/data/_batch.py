@@ -48,6 +48,10 @@ class BatchMemory:
         if self._is_past:
             self._mark_uses()  # the buffers may be dropped without a call of `free`
 
+    def keep(self) -> None:
+        """Leave the free to the program: the next request does not free the memory."""
+        self.kept = True
+
     def release(self) -> Literal["freed", "kept", "exported"]:
         """End the batch at the next request, unless the program or another library keeps it."""
         if self.released:
@@ -58,7 +62,7 @@ class BatchMemory:
             return "kept"
         if any(block_of(buffer).is_exported for buffer in self.buffers.values()):
             self._mark_uses()
-            self.kept = True
+            self.keep()
             return "exported"
         self.free()
         return "freed"
@@ -170,7 +174,7 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
             The next batch has been requested already.
         """
         self._check()
-        self._memory.kept = True
+        self._memory.keep()
         return self
 
     def used_on(self, stream: Any) -> Self:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .._base._shutdown import end_tasks
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
+from ..stream import Stream
 from ._collate import collated
 from ._ending import check_caller
 from ._errors import WorkerLostError, too_many_fatal_samples
@@ -46,7 +47,7 @@ class LoadingBatch:
         The exception that it failed with.
     """
 
-    __slots__ = ("error", "indices", "is_watched", "job", "plan", "state", "upload")
+    __slots__ = ("error", "indices", "job", "plan", "state", "upload")
 
     def __init__(self, plan: BatchPlan, job: BatchJob) -> None:
         self.plan = plan
@@ -55,12 +56,38 @@ class LoadingBatch:
         self.upload: BatchUpload | None = None
         self.indices: tuple[int, ...] = plan.indices
         self.error: BaseException | None = None
-        self.is_watched = False  # the loop is woken when the upload has ended
 
     @property
     def is_loaded(self) -> bool:
         """True if nothing of it is left to do."""
         return self.state in ("ready", "empty", "failed")
+
+    def end_decoding(self) -> Sequence[int]:
+        """Return the rows of the samples that are not skipped. Without any, the batch is empty."""
+        job = self.job
+        rows: Sequence[int] = range(job.size)
+        if job.errors:
+            rows = [row for row in rows if row not in job.errors]
+            self.indices = tuple(self.plan.indices[row] for row in rows)
+            job.errors.clear()  # their tracebacks hold the frames of decode, with views of the slot
+        self.state = "uploading" if rows else "empty"
+        return rows
+
+    def begin_upload(self, stream: Stream) -> BatchUpload:
+        """Return the upload, on this stream."""
+        self.upload = BatchUpload(stream)
+        return self.upload
+
+    def end_upload(self) -> None:
+        """The arrays are on the device."""
+        self.state = "ready"
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error. The memory on the device is not used any more."""
+        self.state = "failed"
+        self.error = failure_of(error)  # a bare StopAsyncIteration would end the consumer's epoch
+        if self.upload is not None:
+            self.upload.memory.free()
 
 
 class EpochRun:
@@ -98,7 +125,7 @@ class EpochRun:
         self._timer: asyncio.TimerHandle | None = None
         self._fatal = 0  # samples that were skipped since each has ended its worker processes
         self._closing = False
-        resources.slots.on_locked = self._slot_locked
+        resources.slots.begin_epoch(self._slot_locked)
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
@@ -158,9 +185,7 @@ class EpochRun:
         """Wake the consumer, who waits for the batch, when its upload has ended."""
         if self._awaited_from is None:
             self._awaited_from = self._resources.now()
-        if not batch.is_watched:
-            batch.is_watched = True
-            upload.add_done_callback(lambda _: self._wake(batch))
+        upload.watch(lambda: self._wake(batch))
 
     def _next_loaded(self) -> LoadingBatch | None:
         """Return the batch that comes next, if it is loaded."""
@@ -220,7 +245,7 @@ class EpochRun:
             if isinstance(caught, LEAVES_LOOP):
                 self._read(None, caught)
                 raise
-        meter.source_seconds += now() - began
+        meter.add_source(now() - began)
         self._read(plan, error)
 
     def _read(self, plan: BatchPlan | None, error: BaseException | None) -> None:
@@ -273,24 +298,20 @@ class EpochRun:
         batch = self._decoding.pop(job, None)
         if batch is None:
             return
-        batch.state = "uploading"
-        self._resources.note_decoded(job)
+        self._resources.meter.add_decode(job.seconds, job.cpu_seconds)
         failure = job.failure or self._first_failure(batch)
-        rows = [row for row in range(len(batch.plan.indices)) if row not in job.errors]
-        job.errors.clear()  # their tracebacks hold the frames of decode, with views of the slot
+        rows = batch.end_decoding()
         if failure is not None:
             self._fail(batch, failure)
         elif not rows:
-            batch.state = "empty"
             self._give_back(batch)
             self._wake(batch)
         elif self._options.layout is None:
             samples = [job.results[row] for row in rows]
             work = partial(collated, samples, self._options.collate, job.slot.memory)
             job.results.clear()
-            self._resources.on_thread(work, partial(self._collated, batch, rows))
+            self._resources.on_thread(work, partial(self._collated, batch))
         else:
-            batch.indices = tuple(batch.plan.indices[row] for row in rows)
             self._upload(batch, job.slot.arrays, rows)
 
     def _first_failure(self, batch: LoadingBatch) -> BaseException | None:
@@ -312,7 +333,7 @@ class EpochRun:
             self._resources.meter.skip(batch.plan.indices[row], is_fatal=isinstance(error, WorkerLostError))
         return None
 
-    def _collated(self, batch: LoadingBatch, rows: Sequence[int], result: Any, error: BaseException | None) -> None:
+    def _collated(self, batch: LoadingBatch, result: Any, error: BaseException | None) -> None:
         """The arrays of the batch have been made."""
         if self._closing:
             return
@@ -322,10 +343,9 @@ class EpochRun:
             return
         arrays, needed = result
         slot = batch.job.slot
-        batch.indices = tuple(batch.plan.indices[row] for row in rows)
         self._upload(batch, arrays, None)
         if slot.memory is None or slot.memory.nbytes < needed:
-            self._resources.slots.resize(slot, needed)
+            slot.resize(self._resources.device, needed)
 
     # -- the timeout of samples on threads -----------------------------------------------------------------------
 
@@ -352,7 +372,7 @@ class EpochRun:
 
     def _upload(self, batch: LoadingBatch, arrays: dict[Any, Any], rows: Sequence[int] | None) -> None:
         """Copy the rows that were not skipped to the device; None means all."""
-        upload = batch.upload = BatchUpload(self._resources.stream(batch.plan.number))
+        upload = batch.begin_upload(self._resources.stream(batch.plan.number))
         try:
             upload.start(arrays, rows, is_timed=self._resources.meter.times_upload())
             self._wake(batch)
@@ -368,14 +388,11 @@ class EpochRun:
             self._fail(batch, error, give_back=upload.is_settled)
             return
         self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds())
-        batch.state = "ready"
+        batch.end_upload()
         self._give_back(batch)
 
     def _fail(self, batch: LoadingBatch, error: BaseException, *, give_back: bool = True) -> None:
-        batch.state = "failed"
-        batch.error = failure_of(error)  # a bare StopAsyncIteration would end the consumer's epoch
-        if batch.upload is not None:
-            batch.upload.memory.free()
+        batch.fail(error)
         if give_back:
             self._give_back(batch)
         self._wake(batch)

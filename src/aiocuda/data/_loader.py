@@ -227,17 +227,17 @@ class DataLoader(ProcessLocal):
         except asyncio.CancelledError:
             raise
         except BaseException:
-            batches.ended = True
+            batches.end()
             if not self._closed:  # otherwise `aclose` ends the run, and this task does not wait for it
                 await self._end_run(resources)
             raise
-        batches.ended = True
+        batches.end()
         self._progress.end_epoch()
         await self._end_run(resources)
         raise StopAsyncIteration
 
     def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
-        batches.has_begun = True
+        batches.begin()
         order, ahead = self._progress.begin(batches.number)
         self._run = self._newest_run = EpochRun(resources, order, ahead)
         self._batches = batches
@@ -434,6 +434,14 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
                 "these batches have ended, since another epoch of the loader was begun: a loader runs one epoch at a "
                 "time; make two loaders for two epochs at a time"
             )
+
+    def begin(self) -> None:
+        """The loader loads this epoch from now on."""
+        self.has_begun = True
+
+    def end(self) -> None:
+        """The epoch has no further batch, or has failed."""
+        self.ended = True
 
     async def __anext__(self) -> Batch:
         if self.ended:

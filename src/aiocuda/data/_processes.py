@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -35,7 +35,7 @@ MOST_TRIES = 2
 class _Place:
     """The place of one worker process: the process, which may be replaced by another one, and its request."""
 
-    __slots__ = ("attempt", "exit_code", "is_ready", "job", "number", "rows", "timer", "tries", "worker")
+    __slots__ = ("_timer", "attempt", "exit_code", "is_ready", "job", "number", "rows", "tries", "worker")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -46,13 +46,66 @@ class _Place:
         self.attempt = 0  # counts the requests that were begun
         self.tries = 0  # the processes that the only row of the request has ended
         self.exit_code: int | None = None  # of the last of them
-        self.timer: asyncio.TimerHandle | None = None  # for the timeout of the request
+        self._timer: asyncio.TimerHandle | None = None  # for the timeout of the request
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def occupy(self, worker: WorkerProcess) -> WorkerProcess:
+        """Return the process, which has the place from now on. It does not take requests yet."""
+        self.worker = worker
+        return worker
+
+    def open(self, replied: Callable[[_Place, Reply, memoryview], None], ended: Callable[[_Place], None]) -> None:
+        """The process has started, and takes requests."""
+        assert self.worker is not None
+        self.worker.connect(partial(replied, self), partial(ended, self))
+        self.is_ready = True
+
+    def close(self) -> None:
+        """The process is being replaced: its replies do not count any more."""
+        self.stop_timer()
+        self.is_ready = False
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    def assign(self, job: BatchJob, rows: Sequence[int]) -> None:
+        """A request for other rows begins."""
+        self.job = job
+        self.rows = rows
+        self.tries = 0
+
+    def begin_attempt(self) -> BatchJob:
+        """Return the job: its request is being sent to the process."""
+        assert self.job is not None
+        self.attempt += 1
+        return self.job
+
+    def start_timer(self, seconds: float, expire: Callable[[_Place], object]) -> None:
+        """Call a function if the request does not end in this time."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, expire, self)
 
     def stop_timer(self) -> None:
-        """The request has ended."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        """The process has answered the request, or does not answer it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def drop(self, failed: Container[int]) -> None:
+        """Take rows that have failed out of the request."""
+        self.rows = [row for row in self.rows if row not in failed]
+
+    def isolate(self, row: int, exit_code: int | None) -> list[int]:
+        """A row has ended the process: leave nothing else in the request. Return the other rows."""
+        others = [each for each in self.rows if each != row]
+        self.rows = (row,)
+        self.tries += 1
+        self.exit_code = exit_code
+        return others
+
+    def end_request(self) -> BatchJob | None:
+        """Return the job of the request, which the place has no more; None if there was none."""
+        job, self.job = self.job, None
+        return job
 
 
 class ProcessDecoders:
@@ -149,13 +202,10 @@ class ProcessDecoders:
             self._shared.slot_bytes,
             self._layout,
         )
-        place.worker = WorkerProcess(setup)
-        return place.worker
+        return place.occupy(WorkerProcess(setup))
 
     def _connect(self, place: _Place) -> None:
-        assert place.worker is not None
-        place.worker.connect(partial(self._replied, place), partial(self._ended_itself, place))
-        place.is_ready = True
+        place.open(self._replied, self._ended_itself)
         if place.job is not None and not place.job.is_wanted:
             self._leave(place, place.job)
         if place.job is None:
@@ -182,20 +232,17 @@ class ProcessDecoders:
 
     def _next(self, place: _Place) -> None:
         """Send a request for the next rows, if there are any."""
-        place.tries = 0
         taken = None if self._closed else self._rows.take()
         if taken is None:
-            place.job = None
+            place.end_request()
             self._free.append(place)
             self._notify_idle()
             return
-        place.job, place.rows = taken
+        place.assign(*taken)
         self._send(place)
 
     def _send(self, place: _Place) -> None:
-        job = place.job
-        assert job is not None
-        place.attempt += 1
+        job = place.begin_attempt()
         if job.plan.samples is None:
             self._ask(place, None, [])
         else:
@@ -214,7 +261,7 @@ class ProcessDecoders:
             return
         samples, buffers, failures = result
         if failures:
-            place.rows = [row for row in place.rows if row not in failures]
+            place.drop(failures)
             self._report(job, list(failures), {}, failures, 0.0)
         if samples:
             self._ask(place, samples, buffers)
@@ -228,7 +275,7 @@ class ProcessDecoders:
         indices = job.plan.indices
         place.worker.ask(Request(job.slot.number, tuple(rows), tuple(indices[row] for row in rows), samples), buffers)
         if self._timeout is not None:
-            place.timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, place)
+            place.start_timer(self._timeout, self._expire)
 
     def _replied(self, place: _Place, reply: Reply, rest: memoryview) -> None:
         if not place.is_ready:
@@ -287,14 +334,12 @@ class ProcessDecoders:
     def _ended_itself(self, place: _Place) -> None:
         if not self._closed:
             self._replace(place, "lost")
-        elif place.job is not None:
-            place.job.fail(ClosedError("the loader was closed while a worker process was decoding"), place.rows)
-            job, place.job = place.job, None
+        elif (job := place.end_request()) is not None:
+            job.fail(ClosedError("the loader was closed while a worker process was decoding"), place.rows)
             self._done(job)
 
     def _replace(self, place: _Place, why: _Why) -> None:
-        place.stop_timer()
-        place.is_ready = False
+        place.close()
         if place in self._free:
             self._free.remove(place)
         task = asyncio.get_running_loop().create_task(self._replaced(place, why))
@@ -356,7 +401,7 @@ class ProcessDecoders:
         if job is None:
             return True
         if why == "expired":
-            place.job = None
+            place.end_request()
             late = TimeoutError(f"decoding took more than the timeout of {self._timeout:g} s")
             self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), self._timeout or 0.0)
             return True
@@ -367,7 +412,7 @@ class ProcessDecoders:
             return True  # no sample is the cause: the request is sent again
         self._isolate(place, job, row, exit_code)
         if self._skips and place.tries == MOST_TRIES:
-            place.job = None
+            place.end_request()
             self._report(job, [row], {}, {row: fatal_sample(job.plan.indices[row], place.tries, exit_code)}, 0.0)
         return not self._skips
 
@@ -376,17 +421,14 @@ class ProcessDecoders:
 
         Its memory may have been damaged by an earlier row. If it was, the row succeeds alone.
         """
-        others = [each for each in place.rows if each != row]
-        place.rows = (row,)
-        place.tries += 1
-        place.exit_code = exit_code
+        others = place.isolate(row, exit_code)
         if others:
             self._rows.put_back(job, others)
             self._use_free(len(others))
 
     def _leave(self, place: _Place, job: BatchJob) -> None:
         """Withdraw the rows of a place: their batch is not wanted."""
-        place.job = None
+        place.end_request()
         job.put_back(place.rows)
         self._done(job)
 
@@ -410,7 +452,7 @@ class ProcessDecoders:
 
     def _fail(self, place: _Place, error: BaseException) -> None:
         """End all batches: a process was lost, and none takes its place."""
-        job, place.job = place.job, None
+        job = place.end_request()
         if job is not None:
             job.fail(error, place.rows)
         self._lost = error

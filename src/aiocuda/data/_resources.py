@@ -127,17 +127,12 @@ class LoaderResources:
         else:
             self._threads.decode(job)
 
-    def note_decoded(self, job: BatchJob) -> None:
-        """Count the time that workers took for a batch."""
-        self.meter.decode_seconds += job.seconds
-        self.meter.decode_cpu_seconds += job.cpu_seconds
-
     def read(self, reader: StreamReader, read: Callable[[BatchPlan | None, BaseException | None], object]) -> None:
         """Read the samples of the next batch on a thread, then call ``read`` with them or with the error."""
         began = self.now()
 
         def ended(plan: BatchPlan | None, error: BaseException | None) -> None:
-            self.meter.source_seconds += self.now() - began
+            self.meter.add_source(self.now() - began)
             read(plan, error)
 
         self._reader.start(reader.read, ended)
@@ -151,8 +146,7 @@ class LoaderResources:
         self._expired.add(job)
         self._expired = {each for each in self._expired if each.expired}
         stuck = sum(each.expired for each in self._expired)
-        if stuck != self.meter.set_aside:
-            self.meter.set_aside = stuck
+        if self.meter.note_set_aside(stuck):
             self._threads.set_stuck(stuck)
         return stuck
 

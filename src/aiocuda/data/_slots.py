@@ -52,6 +52,10 @@ class HostSlot:
         self.arrays = {}
         self._rows = {}
 
+    def resize(self, device: Device, nbytes: int) -> None:
+        """Have memory for batches of this size, in place of the present memory."""
+        self.memory = device.pinned(nbytes, np.uint8)
+
     def row(self, row: int) -> Mapping[Any, npt.NDArray[Any]]:
         """Return a writable view of one sample of each field."""
         return Layout.row(self._rows, row)
@@ -59,11 +63,6 @@ class HostSlot:
 
 class HostSlots:
     """The slots of one loader. There are as many as batches are loaded at a time.
-
-    Attributes
-    ----------
-    on_locked
-        Called on the loop when the memory of a slot has been page-locked, or could not be.
 
     Parameters
     ----------
@@ -80,9 +79,13 @@ class HostSlots:
         self._is_shared = shared is not None
         self._made = 0
         self._unlocked = 0  # slots whose memory is being page-locked
-        self.on_locked: Callable[[], object] = _nothing
+        self._on_locked: Callable[[], object] = _nothing
         self._shared = [HostSlot(at, part, layout) for at, part in enumerate(shared or ())]
         self._free = list(self._shared)
+
+    def begin_epoch(self, on_locked: Callable[[], object]) -> None:
+        """Call this function on the loop when the memory of a slot has been page-locked, or could not be."""
+        self._on_locked = on_locked
 
     @property
     def is_ready(self) -> bool:
@@ -117,7 +120,7 @@ class HostSlots:
 
     def _locked(self) -> None:
         self._unlocked -= 1
-        self.on_locked()
+        self._on_locked()
 
     def give_back(self, slot: HostSlot) -> None:
         """Make a slot free that neither a worker nor the device uses."""
@@ -127,10 +130,6 @@ class HostSlots:
         """Refer to the memory that is shared with worker processes no longer: they have ended."""
         for slot in self._shared:
             slot.drop()
-
-    def resize(self, slot: HostSlot, nbytes: int) -> None:
-        """Give a slot memory for batches of this size, in place of its present memory."""
-        slot.memory = self._device.pinned(nbytes, np.uint8)
 
 
 def _nothing() -> None:

@@ -196,6 +196,20 @@ class LoaderMeter:
         if is_fatal:
             self._fatal[index] = None
 
+    def add_source(self, seconds: float) -> None:
+        """Count the time in which a stream was read."""
+        self.source_seconds += seconds
+
+    def add_decode(self, seconds: float, cpu_seconds: float) -> None:
+        """Count the time that workers took for a batch, and the processor time of it."""
+        self.decode_seconds += seconds
+        self.decode_cpu_seconds += cpu_seconds
+
+    def note_set_aside(self, stuck: int) -> bool:
+        """Note how many samples exceeded the timeout and still run. Return True if the number has changed."""
+        before, self.set_aside = self.set_aside, stuck
+        return stuck != before
+
     def times_upload(self) -> bool:
         """Count an upload. Return True if events are to measure its device time."""
         number, self._uploads = self._uploads, self._uploads + 1

@@ -249,9 +249,7 @@ class SyncBatches(ProcessLocal):
             self._drop_pending()
             self._epoch = epoch
         ended = self._give_back()
-        batches = epoch.batches
-        if batches is None:
-            batches = epoch.batches = EpochBatches(loader, epoch.number)
+        batches = epoch.batches_of(loader)
         if ended:
             self._thread.submit(self._thread.free(ended))
         if self._pending is None:
@@ -398,6 +396,12 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
         return len(self._batches)
+
+    def batches_of(self, loader: DataLoader) -> EpochBatches:
+        """Return the batches of the loader, for the first request and for all later ones."""
+        if self.batches is None:
+            self.batches = EpochBatches(loader, self.number)
+        return self.batches
 
     def __next__(self) -> SyncBatch:
         if self._ended:

@@ -68,6 +68,14 @@ class HeldBatch:
 
     # -- the consumer's thread -----------------------------------------------------------------------------------
 
+    def keep(self) -> None:
+        """Leave the free to the program: the next request does not give the batch back."""
+        self.kept = True
+
+    def free(self) -> None:
+        """The program has freed the batch, or has dropped it: the next request gives it back."""
+        self.freed = True
+
     @property
     def is_exported(self) -> bool:
         """True while another library holds one of the arrays."""
@@ -225,7 +233,7 @@ class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
     def keep(self) -> Self:
         """Return the batch, which is valid from now on until `free`, or until nothing refers to it."""
         self.check()
-        self._held.kept = True
+        self._held.keep()
         return self
 
     def used_on(self, stream: Any) -> Self:
@@ -244,7 +252,7 @@ class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
 
     def free(self) -> None:
         """Free the memory after all work that uses it, when the next batch is requested. Idempotent."""
-        self._held.freed = True
+        self._held.free()
 
     def check(self) -> None:
         """Raise `StaleHandleError` if the batch is not valid any more."""
@@ -260,7 +268,7 @@ class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
         if held is not None:
-            held.freed = True
+            held.free()
 
     def __repr__(self) -> str:
         state = " freed" if self._held.ended or self._held.freed else " kept" if self._held.kept else ""

@@ -83,13 +83,12 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
 class _Loading:
     """A batch on its way."""
 
-    __slots__ = ("error", "is_watched", "number", "upload")
+    __slots__ = ("error", "number", "upload")
 
     def __init__(self, number: int, upload: BatchUpload | None, error: BaseException | None) -> None:
         self.number = number
         self.upload = upload
         self.error = error
-        self.is_watched = False
 
 
 class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
@@ -343,9 +342,7 @@ class SourcePass:
             if error is not None:
                 raise failure_of(error)
             return self._loading.popleft()
-        if not first.is_watched:
-            first.is_watched = True
-            first.upload.add_done_callback(lambda _: self._wake())
+        first.upload.watch(self._wake)
         return None
 
     def _wake(self) -> None:

@@ -26,13 +26,14 @@ class BatchUpload:
         The memory on the device.
     """
 
-    __slots__ = ("_events", "_operations", "_stream", "memory")
+    __slots__ = ("_events", "_is_watched", "_operations", "_stream", "memory")
 
     def __init__(self, stream: Stream) -> None:
         self.memory = BatchMemory({})
         self._stream = stream
         self._operations: list[Operation[Any]] = []
         self._events: list[Event] = []  # before and after the copies, if their device time is measured
+        self._is_watched = False
 
     @property
     def has_begun(self) -> bool:
@@ -82,9 +83,11 @@ class BatchUpload:
             queue_of(self._stream).poll()
         return last.done()
 
-    def add_done_callback(self, function: Callable[[object], object]) -> None:
-        """Call a function on the loop when the last copy has ended."""
-        self._operations[-1].add_done_callback(function)
+    def watch(self, wake: Callable[[], object]) -> None:
+        """Call a function on the loop when the last copy has ended. Only the first call of `watch` counts."""
+        if not self._is_watched:
+            self._is_watched = True
+            self._operations[-1].add_done_callback(lambda _: wake())
 
     def finish(self) -> BaseException | None:
         """Return the error of the copies, which have ended, or None. Then nothing refers to the arrays any more."""
