@@ -131,8 +131,8 @@ def demo(
             with contextlib.ExitStack() as stack:
                 outputs = _Outputs(stack, json_file, results, timeline)
                 found = await search(device, root, without)
-                report = await _demo(device, *outputs.left_out(*found), outputs)
-                report.root, report.fallback_reason = root, reason
+                counted = await _demo(device, *outputs.left_out(*found), outputs)
+                report = dataclasses.replace(counted, root=root, fallback_reason=reason)
                 outputs.json(report)
         show_report(report, console)
         return 0 if report.verified else 1
@@ -181,8 +181,7 @@ def bench(
     driver: DriverOption = "auto", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> int:
     """Measure this machine for some 15 seconds, and show the published figures beside it."""
-    console = OutputConsole(stderr=as_json)
-    console.quiet = as_json and not console.is_terminal  # on a terminal, the table shows the progress
+    console = OutputConsole(stderr=as_json, only_terminal=as_json)  # on a terminal, the table shows the progress
     table = _bench.BenchTable(console)
 
     async def work() -> int:

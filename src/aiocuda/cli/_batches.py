@@ -58,6 +58,11 @@ class Batch:
     def nbytes(self) -> int:
         return sum(segment.length for segment in self.segments)
 
+    def add(self, file: int, offset: int, length: int) -> None:
+        """Add a part of a file, behind the others."""
+        self.segments.append(Segment(file, offset, length, self.used))
+        self.used += -(-length // ALIGNMENT) * ALIGNMENT
+
 
 def capacity_for(files: Sequence[File]) -> int:
     """Return the number of bytes of files that a slot should hold."""
@@ -79,8 +84,7 @@ def batches(files: Sequence[File], capacity: int) -> Iterator[Batch]:
                     batch = Batch()
                     continue
                 part = min(SEGMENT_BYTES, stop - offset, room)
-                batch.segments.append(Segment(number, offset, part, batch.used))
-                batch.used += -(-part // ALIGNMENT) * ALIGNMENT
+                batch.add(number, offset, part)
                 offset += part
     if batch.segments:
         yield batch

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from statistics import median
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -25,13 +26,13 @@ from ._batches import Batch, batches, capacity_for, count_file, fill, has_change
 from ._files import File, Skipped, find_files, reason_of
 from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, entropies, histograms
 from ._overlap import PICTURE_BATCHES, STAGES, Overlap
-from ._report import DemoReport, FileEntropy, result_line
+from ._report import DemoReport, FileEntropy, RunTimes, result_line
 
 __all__ = ["CompleteFiles", "DemoJob", "FileCounts", "Progress", "search"]
 
 T = TypeVar("T")
 
-#: Runs of each kind, overlapped and sequential, in turn. The report has the median.
+#: Runs of each kind, overlapped and sequential, in turn: an odd number. The report has the median.
 REPEATS: Final = 3
 
 
@@ -69,10 +70,16 @@ class DemoJob:
         self._pipeline = Pipeline(device, stages, depth=3)
         self._reads: list[tuple[float, float]] = []  # begin and end of each, by `time.perf_counter`
         self._results: Callable[[str], object] | None = None  # takes a line for each checked file
-        self.report = DemoReport(device.driver.name, device.name, __version__, skipped=list(skipped))
         describe: Callable[[], dict[str, float]] | None = getattr(device.driver, "describe", None)
-        if describe is not None:
-            self.report.host_bandwidth = describe()["bandwidth"]
+        self._report = DemoReport(
+            device.driver.name, device.name, __version__,
+            stage_seconds=dict.fromkeys(STAGES, 0.0),
+            host_bandwidth=None if describe is None else describe()["bandwidth"],
+            skipped=list(skipped),
+            streamed=sum(file.streamed for file in files),
+            batches=sum(1 for _ in self._batches()),
+            batch_bytes=self._capacity,
+        )  # fmt: skip
 
     # -- the stages ----------------------------------------------------------------------------------------------
 
@@ -138,15 +145,12 @@ class DemoJob:
 
     async def run(self, results: Callable[[str], object] | None = None) -> DemoReport:
         """Check, then measure. Call ``results`` with a line for each file."""
-        self.report.streamed = sum(file.streamed for file in self._files)
         self._results = results
         async with self._pipeline:
             reference = await self._checked()
             await self._timed(reference)
-            self.report.batches = sum(1 for _ in self._batches())
-            self.report.batch_bytes = self._capacity
-            self.report.overlap = await self._picture()
-        return self.report
+            overlap = await self._picture()
+        return dataclasses.replace(self._report, overlap=overlap)
 
     async def _picture(self) -> Overlap:
         """Return the timelines of the first batches, without and with overlap."""
@@ -165,11 +169,10 @@ class DemoJob:
 
     async def _checked(self) -> FileCounts:
         """Run once, and compare every histogram with an independent count."""
-        self._progress.begin("checking", self.report.streamed)
+        self._progress.begin("checking", self._report.streamed)
         reference = await self._pass(self._batches(), overlap=True, check=True)
         for number, reason in reference.failed.items():
             self._skip(number, reason)
-        self.report.verified = not self.report.mismatched
         return reference
 
     async def _check(self, complete: CompleteFiles) -> None:
@@ -178,64 +181,49 @@ class DemoJob:
             (self._files[number], row) for number, row in zip(complete.numbers, complete.histograms, strict=True)
         ]
         verdicts = await self._off_loop(lambda: [_verdict(file, histogram) for file, histogram in counted])
-        report, ranked = self.report, []
+        checked: list[FileEntropy] = []
         for at, (number, verdict) in enumerate(zip(complete.numbers, verdicts, strict=True)):
             file, entropy = self._files[number], float(complete.entropies[at])
             if verdict is not None:
                 self._skip(number, verdict)
                 continue
-            report.files += 1
-            report.bytes += file.size
-            if file.size:
-                ranked.append(FileEntropy(file.path, file.size, entropy))
+            checked.append(FileEntropy(file.path, file.size, entropy))
             if self._results is not None:
                 self._results(result_line(file.path, file.size, entropy, complete.histograms[at].tolist()))
-        report.rank(ranked)
+        self._report.add(checked)
 
     def _skip(self, number: int, reason: str) -> None:
         """Add a file to the skipped files; with an empty reason, to the mismatches."""
         path = self._files[number].path
         if reason:
-            self.report.skipped.append(Skipped(path, reason))
+            self._report.skipped.append(Skipped(path, reason))
         else:
-            self.report.mismatched.append(path)
+            self._report.add_wrong([path])
 
     async def _timed(self, reference: FileCounts) -> None:
         """Measure overlapped and sequential runs, in turn. Each must have the counts of the first run."""
-        report = self.report
-        if not report.streamed:
-            report.stage_seconds = dict.fromkeys((stage.name for stage in self._pipeline.stages), 0.0)
+        if not self._report.streamed:
             return
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        stages: dict[bool, dict[float, dict[str, float]]] = {True: {}, False: {}}
-        efficiencies: dict[float, float] = {}
-        self._progress.begin("timing", report.streamed * 2 * REPEATS)
+        runs: dict[bool, list[RunTimes]] = {True: [], False: []}
+        self._progress.begin("timing", self._report.streamed * 2 * REPEATS)
         for repeat in range(REPEATS):
             for overlap in (True, False) if repeat % 2 == 0 else (False, True):
                 self._pipeline.reset_statistics()
                 began = time.perf_counter()
                 counts = await self._pass(self._batches(), overlap=overlap)
                 took = time.perf_counter() - began
-                seconds[overlap].append(took)
                 statistics = self._pipeline.statistics()
-                stages[overlap][took] = statistics.stage_seconds
-                if overlap:
-                    efficiencies[took] = statistics.overlap_efficiency
+                runs[overlap].append(RunTimes(took, statistics.stage_seconds, statistics.overlap_efficiency))
                 await self._compare(reference, counts)
-        report.seconds, report.sequential_seconds = median(seconds[True]), median(seconds[False])
-        report.overlap_efficiency = efficiencies[report.seconds]
-        report.stage_seconds = stages[False][report.sequential_seconds]
-        report.overlapped_stage_seconds = stages[True][report.seconds]
-        report.speedup = report.sequential_seconds / report.seconds
-        report.speedup_bound = sum(report.stage_seconds.values()) / max(report.stage_seconds.values())
+        for each in runs.values():
+            each.sort(key=attrgetter("seconds"))
+        self._report.add_times(runs[True][REPEATS // 2], runs[False][REPEATS // 2])
 
     async def _compare(self, reference: FileCounts, counts: FileCounts) -> None:
         differing = [number for number, digest in reference.digests.items() if counts.digests.get(number) != digest]
         changed = await self._off_loop(lambda: [number for number in differing if has_changed(self._files[number])])
-        self.report.changed += len(changed)
-        wrong = [self._files[number].path for number in sorted({*differing} - {*changed})]
-        self.report.mismatched = list(dict.fromkeys([*self.report.mismatched, *wrong]))
-        self.report.verified = not self.report.mismatched
+        self._report.add_changed(len(changed))
+        self._report.add_wrong([self._files[number].path for number in sorted({*differing} - {*changed})])
 
 
 def _verdict(file: File, histogram: npt.NDArray[np.int64]) -> str | None:

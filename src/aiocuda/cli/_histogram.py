@@ -60,7 +60,22 @@ extern "C" __global__ void byte_histograms(const unsigned char *slot, int segmen
 # with 256 counters for each. `np.bincount` would hold the GIL all the time; `np.copyto` and `np.add.at` release it.
 _TOGETHER = 1 << 18  # bytes: 2 MiB of indices stay in the cache
 _MOST_TOGETHER = 255  # segments that 16-bit indices can count, with one more table for the gaps
-_local = threading.local()
+
+
+class _Scratch(threading.local):
+    """Memory of each thread for wide indices."""
+
+    def __init__(self) -> None:
+        self._wide = np.empty(0, np.intp)
+
+    def wide(self, size: int) -> Array:
+        """Return memory for so many indices. The next call of the thread may return the same memory."""
+        if self._wide.size < size:
+            self._wide = np.empty(max(_TOGETHER, size), np.intp)
+        return self._wide[:size]
+
+
+_scratch = _Scratch()
 
 
 def _count_on_host(slot: Array, segments: int, rows: Array) -> None:
@@ -85,10 +100,7 @@ def _count(data: Array, table: Array) -> Array:
     bases[:, 0] = np.arange(0, 256 * count, 256)
     narrow = np.repeat(bases.ravel(), runs.ravel())
     narrow += data
-    wide: Array | None = getattr(_local, "wide", None)
-    if wide is None or wide.size < data.size:
-        wide = _local.wide = np.empty(max(_TOGETHER, data.size), np.intp)
-    indices = wide[: data.size]
+    indices = _scratch.wide(data.size)
     np.copyto(indices, narrow)
     counts = np.zeros(256 * (count + 1), np.int64)
     np.add.at(counts, indices, 1)

@@ -10,7 +10,7 @@ from typing import Final
 from ._files import Skipped
 from ._overlap import Overlap
 
-__all__ = ["DemoReport", "FileEntropy", "printable", "result_line"]
+__all__ = ["DemoReport", "FileEntropy", "RunTimes", "printable", "result_line"]
 
 #: Number of most random and of least random files in a report.
 EXTREMES: Final = 5
@@ -23,6 +23,15 @@ class FileEntropy:
     path: str
     bytes: int
     entropy: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunTimes:
+    """The times of one run: of all of it, of its stages, and the share in which the busiest stage worked."""
+
+    seconds: float
+    stage_seconds: dict[str, float]
+    efficiency: float
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,11 +76,31 @@ class DemoReport:
         shown = {field.name: values[field.name] for field in fields if field.metadata.get("json", True)}
         return json.dumps(shown, indent=2) + "\n"
 
-    def rank(self, found: Sequence[FileEntropy]) -> None:
-        """Update the most and the least random files."""
+    def add(self, checked: Sequence[FileEntropy]) -> None:
+        """Add files whose histograms have been checked."""
+        self.files += len(checked)
+        self.bytes += sum(file.bytes for file in checked)
+        found = (file for file in checked if file.bytes)
         by_entropy = sorted({*self.most_random, *self.least_random, *found}, key=lambda one: (one.entropy, one.path))
         self.least_random = by_entropy[:EXTREMES]
         self.most_random = by_entropy[::-1][:EXTREMES]
+
+    def add_wrong(self, paths: Sequence[str]) -> None:
+        """Add files with a wrong histogram, each once: the job is not verified."""
+        self.mismatched = list(dict.fromkeys([*self.mismatched, *paths]))
+        self.verified = not self.mismatched
+
+    def add_changed(self, count: int) -> None:
+        """Add files that were different in a later run."""
+        self.changed += count
+
+    def add_times(self, overlapped: RunTimes, sequential: RunTimes) -> None:
+        """Add the times of the median runs, and compare them."""
+        self.seconds, self.sequential_seconds = overlapped.seconds, sequential.seconds
+        self.overlap_efficiency = overlapped.efficiency
+        self.stage_seconds, self.overlapped_stage_seconds = sequential.stage_seconds, overlapped.stage_seconds
+        self.speedup = self.sequential_seconds / self.seconds
+        self.speedup_bound = sum(self.stage_seconds.values()) / max(self.stage_seconds.values())
 
 
 def result_line(path: str, size: int, entropy: float, histogram: Sequence[int]) -> str:

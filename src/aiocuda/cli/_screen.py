@@ -19,10 +19,14 @@ MOST_SKIPPED = 10
 
 
 class OutputConsole(Console):
-    """A console that neither wraps lines nor highlights words."""
+    """A console that neither wraps lines nor highlights words.
 
-    def __init__(self, *, stderr: bool = False) -> None:
+    With ``only_terminal`` it prints nothing into a file or a pipe.
+    """
+
+    def __init__(self, *, stderr: bool = False, only_terminal: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+        self.quiet = only_terminal and not self.is_terminal
 
     def on_broken_pipe(self) -> None:
         """Raise the error that `aiocuda.cli.main` handles. Rich would exit here."""

@@ -48,14 +48,7 @@ class Machine:
     async def look(cls, driver: DriverName) -> Self:
         """Open a device of the driver, ask it, and close it."""
         machine = cls(driver, os.environ.get(QUEUES), _gpu_files())
-        try:
-            machine.asked = driver_name(driver)
-            async with asyncio.timeout(DRIVER_SECONDS) as limit:
-                await machine._ask()
-        except Exception as error:  # noqa: BLE001 - the finding `driver` shows it
-            machine.error = error
-            if isinstance(error, TimeoutError) and limit.expired():
-                machine.error = TimeoutError(f"no answer within {DRIVER_SECONDS:g} s")
+        await machine._look(driver)
         return machine
 
     @property
@@ -73,6 +66,16 @@ class Machine:
         """True if ``CUDA_VISIBLE_DEVICES`` names no GPU: it is empty, or begins with -1."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return visible is not None and visible.strip().partition(",")[0] in ("", "-1", "NoDevFiles")
+
+    async def _look(self, driver: DriverName) -> None:
+        try:
+            self.asked = driver_name(driver)
+            async with asyncio.timeout(DRIVER_SECONDS) as limit:
+                await self._ask()
+        except Exception as error:  # noqa: BLE001 - the finding `driver` shows it
+            self.error = error
+            if isinstance(error, TimeoutError) and limit.expired():
+                self.error = TimeoutError(f"no answer within {DRIVER_SECONDS:g} s")
 
     async def _ask(self) -> None:
         chosen = self.asked
