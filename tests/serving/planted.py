@@ -50,7 +50,7 @@ BUGS = [
         "expired-at-the-batch",
         "A deadline passes only when a batch ends.",
         "_batcher.py",
-        "            request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)\n",
+        "            request.expire_by(loop.call_at(now + deadline, self._expire, request, context=self._context))\n",
         "            pass\n",
     ),
     Bug(
@@ -65,8 +65,8 @@ BUGS = [
         "cancelled-keeps-its-place",
         "A cancelled request counts as waiting until its batch would begin.",
         "_batcher.py",
-        "            self._meter.cancelled += 1\n            self._queue.remove(request)\n",
-        "            self._meter.cancelled += 1\n",
+        "            self._meter.cancel()\n            self._queue.remove(request)\n",
+        "            self._meter.cancel()\n",
     ),
     Bug(
         "queue-survives-a-fault",
@@ -95,7 +95,7 @@ BUGS = [
         "_batcher.py",
         "            found = self._failures(failure)\n",
         "            found = self._failures(failure)\n"
-        "            self._running[RunningBatch(0, (), 0.0, 0.0)] = None\n",
+        "            self._running[RunningBatch(0, (), 0, 0.0, 0.0)] = None\n",
     ),
     Bug(
         "results-of-others",

@@ -41,11 +41,10 @@ class BatchHooks:
         self._function = getattr(function, "__name__", type(function).__name__)
         self._number = next(_NUMBERS)
 
-    def submitted(self, request: Request) -> None:
-        """Begin the record of a new request, if a listener has a hook. Called in the task of its caller."""
+    def record(self) -> RequestRecord | None:
+        """Return the record of a new request; None if no listener has a hook. Called in the task of its caller."""
         listeners = self._device_state.listeners
-        if listeners is not None and (listeners.batch or listeners.outcome):
-            request.record = RequestRecord()
+        return RequestRecord() if listeners is not None and (listeners.batch or listeners.outcome) else None
 
     def formed(self, requests: Sequence[Request], now: float) -> None:
         """Note that a batch was formed."""
@@ -53,7 +52,7 @@ class BatchHooks:
             return
         for request in requests:
             if request.record is not None:
-                request.record.waited = now - request.arrived
+                request.record.formed(now - request.arrived)
 
     def begin(self, batch: Batch[Any], requests: Sequence[Request], now: float) -> list[End]:
         """Call the hooks before the function of a batch. Return what to call at its end."""
@@ -62,7 +61,7 @@ class BatchHooks:
             return []
         for request in requests:
             if request.record is not None:
-                request.record.batch = batch.number
+                request.record.began(batch.number)
         if not listeners.batch:
             return []
         started = StartedBatch(

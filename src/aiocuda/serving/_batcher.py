@@ -220,13 +220,11 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             self._check_deadline(weight, rank, deadline, now)
         self._requests += 1
         future: asyncio.Future[Result] = loop.create_future()
-        request = Request(self._requests, item, weight, rank, now, deadline, future)
-        request.label = LABEL.get()
-        if self._hooks is not None:
-            self._hooks.submitted(request)
+        record = None if self._hooks is None else self._hooks.record()
+        request = Request(self._requests, item, weight, rank, now, deadline, future, LABEL.get(), record)
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
-            request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
+            request.expire_by(loop.call_at(now + deadline, self._expire, request, context=self._context))
         self._queue.add(request)
         self._plan()
         return future
@@ -258,7 +256,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     def _check_room(self) -> None:
         queued = len(self._queue)
         if queued >= self._options.max_queued_requests:
-            self._meter.overloaded += 1
+            self._meter.overload()
             retry_after = queued / self._times.rate
             raise OverloadedError(
                 f"{queued} requests wait, as many as max_queued_requests: try again after {retry_after:.3g} s",
@@ -267,7 +265,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
 
     def _check_deadline(self, weight: int, rank: int, deadline: float, now: float) -> None:
         if deadline < 0.0:
-            self._meter.refused += 1
+            self._meter.refuse()
             raise DeadlineError(
                 f"the deadline had passed {-deadline:.3g} s before the call", deadline_s=deadline, predicted_s=None
             )
@@ -278,7 +276,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             weight, self._queue.weight_before(rank), [running.remaining(now) for running in self._running], wait
         )
         if not self._admission.admits(deadline, own, predicted, now):
-            self._meter.refused += 1
+            self._meter.refuse()
             raise DeadlineError(
                 f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s",
                 deadline_s=deadline, predicted_s=predicted,
@@ -289,15 +287,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._queue.remove(request)
         deadline = request.deadline
         error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
-        self._meter.missed_deadlines += request.fail(error, "expired")
+        if request.fail(error, "expired"):
+            self._meter.miss_deadline()
 
     def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
-        request.future = None
-        if request.timer is not None:
-            request.timer.cancel()
+        request.end()
         if future.cancelled():
-            self._meter.cancelled += 1
+            self._meter.cancel()
             self._queue.remove(request)
         record = request.record
         if record is not None and self._hooks is not None and self._loop is not None:
@@ -359,7 +356,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
 
     def _begin(self, requests: Sequence[Request], now: float, loop: asyncio.AbstractEventLoop) -> None:
         weight = sum(request.weight for request in requests)
-        running = RunningBatch(self._batches, requests, now, self._times.predicted(weight))
+        running = RunningBatch(self._batches, requests, weight, now, self._times.predicted(weight))
         self._batches += 1
         for request in requests:
             self._meter.begin(now - request.arrived)
@@ -367,7 +364,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             self._hooks.formed(requests, now)
         self._running[running] = None
         # Each batch has a copy of its own: what one sets, the next one does not have.
-        task = running.task = loop.create_task(self._run(running), context=self._context.copy())
+        task = loop.create_task(self._run(running), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._task_ended, running), context=self._context)
 
@@ -381,8 +378,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             error = failure
             found = self._failures(failure)
         try:
-            if running.ends:
-                self._report_end(running, found, error)
+            if running.ends and self._hooks is not None:
+                running.report(self._hooks, found, error)
             self._end(running, found)
             assert self._delivery is not None
             await self._delivery.drained()
@@ -390,15 +387,6 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 raise error
         finally:
             del error, found  # the traceback of the error refers to this frame, which refers to the items
-
-    def _report_end(self, running: RunningBatch, found: Iterable[Any], error: BaseException | None) -> None:
-        """Call what the listeners of the device have for the end of this batch."""
-        assert self._hooks is not None
-        ends, running.ends = running.ends, []
-        if error is None:
-            self._hooks.end(ends, [outcome if is_failure(outcome) else None for outcome in found])
-        else:
-            self._hooks.end(ends, [error] * len(running.requests))
 
     def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
         """Give each request of a batch its outcome, and its place to the next batch."""
@@ -433,20 +421,22 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if fault is not None:
             raise fault.again()
         async with places.place(running.number) as place:
-            self._meter.blocks_replaced += place.blocks_replaced
+            if place.blocks_replaced:
+                self._meter.replace_blocks(place.blocks_replaced)
             padded = options.padded(running.weight)
             batch = Batch(running.items, running.number, running.weight, padded, place.slot, place.stream)
             label = running.label()
             if label is not None:
                 LABEL.set(label)  # in the context of this task, which ends with the batch
             if self._hooks is not None:
-                running.ends = self._hooks.begin(batch, running.requests, began)
+                running.announce(self._hooks, batch, began)
             try:
                 found = await place.outcomes(await options.function(batch), len(running.requests))
             except BaseException as error:
                 self._note_fault(error)  # before this waits for the stream: no other batch begins
                 raise
-            self._meter.results_copied += place.results_copied
+            if place.results_copied:
+                self._meter.copy_results(place.results_copied)
         self._times.add(running.weight, len(found), loop.time() - began)
         for outcome in found:
             if is_failure(outcome):

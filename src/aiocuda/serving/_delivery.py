@@ -47,9 +47,10 @@ class Delivery:
         while self._pending:
             for request, outcome in self._pending[0]:
                 if is_failure(outcome):
-                    self._meter.failed += request.fail(outcome)
-                else:
-                    self._meter.answered += request.resolve(outcome)
+                    if request.fail(outcome):
+                        self._meter.fail()
+                elif request.resolve(outcome):
+                    self._meter.answer()
                 return True
             self._pending.popleft()
         return False

@@ -34,6 +34,18 @@ class RequestRecord:
         self.batch: int | None = None
         self.outcome: Outcome = "answered"
 
+    def formed(self, waited: float) -> None:
+        """Its batch was formed, after so many seconds."""
+        self.waited = waited
+
+    def began(self, batch: int) -> None:
+        """The function is called for the batch of this number."""
+        self.batch = batch
+
+    def failed(self, outcome: Outcome) -> None:
+        """It has this outcome, and no result."""
+        self.outcome = outcome
+
 
 class Request:
     """One item and the future of its outcome. A request has exactly one outcome: the first one.
@@ -55,20 +67,18 @@ class Request:
     future : asyncio.Future or None
         Done when the request has its outcome. None soon after that: the traceback of a failed batch refers to its
         requests, and would refer to itself through the exception of their futures.
-    timer : asyncio.TimerHandle or None
-        Expires the request at its deadline.
     label : str or None
         The label of the caller, see `aiocuda.label`.
     record : RequestRecord or None
         The facts for the listeners of the device; None if no listener has a hook.
     """
 
-    __slots__ = ("arrived", "deadline", "future", "id", "item", "label", "overtakings", "rank", "record", "timer",
+    __slots__ = ("_timer", "arrived", "deadline", "future", "id", "item", "label", "overtakings", "rank", "record",
                  "weight")  # fmt: skip
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
-        future: asyncio.Future[Any],
+        future: asyncio.Future[Any], label: str | None = None, record: RequestRecord | None = None,
     ) -> None:  # fmt: skip
         self.id = number
         self.item = item
@@ -78,9 +88,9 @@ class Request:
         self.arrived = arrived
         self.deadline = deadline
         self.future: asyncio.Future[Any] | None = future
-        self.timer: asyncio.TimerHandle | None = None
-        self.label: str | None = None
-        self.record: RequestRecord | None = None
+        self.label = label
+        self.record = record
+        self._timer: asyncio.TimerHandle | None = None  # expires the request at its deadline
 
     @property
     def done(self) -> bool:
@@ -90,6 +100,16 @@ class Request:
     def has_expired(self, now: float) -> bool:
         """True if its deadline has passed."""
         return self.deadline is not None and now >= self.arrived + self.deadline
+
+    def expire_by(self, timer: asyncio.TimerHandle) -> None:
+        """Have a timer that expires the request at its deadline."""
+        self._timer = timer
+
+    def end(self) -> None:
+        """Release the future and the timer: the request has its outcome."""
+        self.future = None
+        if self._timer is not None:
+            self._timer.cancel()
 
     def resolve(self, result: Any) -> bool:
         """Set the result; False if the request has another outcome already."""
@@ -106,5 +126,5 @@ class Request:
             return False
         future.set_exception(error)
         if self.record is not None:
-            self.record.outcome = outcome
+            self.record.failed(outcome)
         return True

@@ -99,6 +99,38 @@ class BatcherMeter:
         self._sizes[size] += 1
         self._weight += weight
 
+    def answer(self) -> None:
+        """Count a request that got a result."""
+        self.answered += 1
+
+    def fail(self) -> None:
+        """Count a request that got an exception."""
+        self.failed += 1
+
+    def cancel(self) -> None:
+        """Count a request that was cancelled."""
+        self.cancelled += 1
+
+    def miss_deadline(self) -> None:
+        """Count an accepted request whose deadline has passed."""
+        self.missed_deadlines += 1
+
+    def overload(self) -> None:
+        """Count a request that was not accepted, because the queue was full."""
+        self.overloaded += 1
+
+    def refuse(self) -> None:
+        """Count a request that was not accepted, because it would have missed its deadline."""
+        self.refused += 1
+
+    def copy_results(self, count: int) -> None:
+        """Count results that were copied out of the memory of their slot."""
+        self.results_copied += count
+
+    def replace_blocks(self, count: int) -> None:
+        """Count blocks of memory that their slot has replaced."""
+        self.blocks_replaced += count
+
     def snapshot(self, accepted: int, queued: int, running: int, times: BatchTimes) -> BatcherStatistics:
         """Return the statistics."""
         batches = self._sizes.total()

@@ -30,6 +30,10 @@ class _Average:
         self.is_stale = True  # the next call replaces the average
         self.mean = self.deviation = self.last = 0.0
 
+    def restart(self) -> None:
+        """Let the next call replace the average."""
+        self.is_stale = True
+
     def add(self, seconds: float) -> None:
         self.calls += 1
         self.last = seconds
@@ -101,7 +105,7 @@ class BatchTimes:
     def restart(self) -> None:
         """Let the next batch of each bucket replace its average."""
         for average in self._averages.values():
-            average.is_stale = True
+            average.restart()
 
     @property
     def by_bucket(self) -> dict[int, tuple[float | None, float]]:

@@ -50,13 +50,15 @@ class DisconnectWatch:
         Why the watch cannot see the disconnect: what ``receive`` did after the last chunk.
     """
 
-    def __init__(self, receive: Receive, send: Send | None, *, body_received: bool) -> None:
+    def __init__(
+        self, receive: Receive, send: Send | None, *, body_received: bool, last_chunk_read: bool = False
+    ) -> None:
         self.disconnected = False
         self.hidden: str | None = None
         self._receive = receive
         self._send = send
         self._begins_ahead = body_received
-        self._body_received = False  # becomes True with the last chunk; a request without a body has one, too
+        self._body_received = last_chunk_read  # a request without a body has a last chunk, too
         self._kept: deque[Message] = deque()
         self._error: BaseException | None = None  # of `receive`, for the next message
         self._look: asyncio.Task[None] | None = None
@@ -68,9 +70,7 @@ class DisconnectWatch:
     @classmethod
     def after_body(cls, receive: Receive) -> Self:
         """Return a watch for a handler that begins after the last chunk was read, and does not send by itself."""
-        watch = cls(receive, None, body_received=True)
-        watch._body_received = True
-        return watch
+        return cls(receive, None, body_received=True, last_chunk_read=True)
 
     # -- the block -----------------------------------------------------------------------------------------------
 
