@@ -7,17 +7,34 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 __all__ = ["Clock", "running_clock"]
 
-_local: Final = threading.local()
+#: Time, order, owner and action.
+_Entry: TypeAlias = tuple[int, int, object, Callable[[], object]]
+
+
+class _Running(threading.local):
+    """The clock of the simulated event loop that runs, by thread."""
+
+    clock: Clock | None = None
+
+    def begin(self, clock: Clock) -> None:
+        """A loop begins to run in this thread."""
+        self.clock = clock
+
+    def end(self) -> None:
+        """It runs no longer."""
+        self.clock = None
+
+
+_running: Final = _Running()
 
 
 def running_clock() -> Clock | None:
     """Return the clock of the simulated event loop that runs in this thread, or None."""
-    clock: Clock | None = getattr(_local, "running", None)
-    return clock
+    return _running.clock
 
 
 class ClockFollower(Protocol):
@@ -39,7 +56,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self._entries: list[tuple[int, int, object, Callable[[], object]]] = []  # a heap: time, order, owner, action
+        self._entries: list[_Entry] = []  # a heap
         self._order = itertools.count()
         self._is_advancing = False
         self._followers: dict[weakref.ref[ClockFollower], None] = {}  # not a set: its order depends on addresses
@@ -82,22 +99,26 @@ class Clock:
     def move_entries(self, owner: object, source: Clock) -> None:
         """Move an owner's entries from another clock to this one. The remaining time of each stays the same."""
         shift = self.now_ns - source.now_ns
-        moved = sorted(entry for entry in source._entries if entry[2] is owner)
-        source._entries = [entry for entry in source._entries if entry[2] is not owner]
-        heapq.heapify(source._entries)
-        for when, _, _, action in moved:
+        for when, _, _, action in source._take_entries(owner):
             self.at(when + shift, owner, action)
+
+    def _take_entries(self, owner: object) -> list[_Entry]:
+        """Remove and return an owner's entries, in their order."""
+        taken = sorted(entry for entry in self._entries if entry[2] is owner)
+        self._entries = [entry for entry in self._entries if entry[2] is not owner]
+        heapq.heapify(self._entries)
+        return taken
 
     def add_follower(self, follower: ClockFollower) -> None:
         """Call the follower's `ClockFollower.follow_running_clock` whenever this clock's loop begins to run."""
         self._followers[weakref.ref(follower, lambda gone: self._followers.pop(gone, None))] = None
 
     def __enter__(self) -> None:
-        _local.running = self
+        _running.begin(self)
         for reference in list(self._followers):
             follower = reference()
             if follower is not None:
                 follower.follow_running_clock()
 
     def __exit__(self, *exc: object) -> None:
-        _local.running = None
+        _running.end()

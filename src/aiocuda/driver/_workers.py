@@ -52,16 +52,84 @@ def most_threads() -> int:
     return max(LEAST, min(MOST, processors()))
 
 
-class _State:
-    """The state that the threads share. They have no reference to `Workers`, so that it can be collected."""
+class _Threads:
+    """The jobs, and the threads that run them. These have no reference to `Workers`, so that it can be collected."""
 
-    def __init__(self, limit: int) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.lock = threading.Lock()
-        self.limit = limit
+    def __init__(self, limit: int, name: str) -> None:
         self.alive = 0
-        self.unfinished = 0  # queued or running
-        self.closed = False
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._limit = limit
+        self._started = 0
+        self._unfinished = 0  # jobs that are queued or run
+        self._closed = False
+
+    def submit(self, job: _Job) -> None:
+        """Run a job on a thread. `ClosedError` after `close`."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the worker threads have been closed")
+            self._unfinished += 1
+            self._jobs.put(job)
+            if self.alive < min(self._unfinished, self._limit):
+                self._start()
+
+    def resize(self, limit: int) -> None:
+        """Change the number of threads."""
+        with self._lock:
+            if self._closed:
+                return
+            self._limit = limit
+            while self.alive < min(self._unfinished, limit):
+                self._start()
+            for _ in range(self.alive - limit):
+                self._jobs.put(None)
+
+    def close(self) -> None:
+        """Refuse new jobs, and end the threads when the queued ones have run."""
+        with self._lock:
+            self._closed = True
+        self.request_end()
+
+    def request_end(self) -> None:
+        """End the threads when the queued jobs have run."""
+        # Without the lock: a finalizer may run at any time, also while this thread holds it. `SimpleQueue.put` allows
+        # that.
+        for _ in range(max(self._limit, self.alive)):
+            self._jobs.put(None)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True)
+        self.alive += 1
+        try:
+            thread.start()
+        except RuntimeError:
+            # No thread can be started. A running thread will do the job. Without one the job would never run.
+            self.alive -= 1
+            if not self.alive:
+                self._unfinished -= 1
+                self._jobs.get()
+                raise
+        self._started += 1
+
+    def _serve(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                work, port, tag = job
+                del job
+                try:
+                    work()
+                except BaseException:  # noqa: BLE001 - reported; a task waits for the tag
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                del work  # before the notification, after which the caller may reuse everything that `work` refers to
+                with self._lock:
+                    self._unfinished -= 1
+                port.put(tag)
+                del port  # an idle thread must not keep it alive
+        finally:
+            with self._lock:
+                self.alive -= 1
 
 
 class Workers:
@@ -79,17 +147,15 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None, *, name: str = "aiocuda-worker") -> None:
-        self._name = name
         self._pid = os.getpid()
-        self._started = 0
-        self._state = _State(most_threads() if threads is None else threads)
+        self._threads = _Threads(most_threads() if threads is None else threads, name)
         # Not at exit: the process must be able to drain then, and daemon threads end by themselves.
-        weakref.finalize(self, _request_end, self._state).atexit = False
+        weakref.finalize(self, self._threads.request_end).atexit = False
 
     @property
     def alive(self) -> int:
         """The number of running threads."""
-        return self._state.alive
+        return self._threads.alive
 
     def submit(self, work: Callable[[], object], port: _Port, tag: int) -> None:
         """Run ``work`` on a thread, then put ``tag`` into the port. Never blocks.
@@ -105,14 +171,7 @@ class Workers:
         """
         if os.getpid() != self._pid:
             raise ForkedProcessError("the worker threads belong to the parent process; open the device in the child")
-        state = self._state
-        with state.lock:
-            if state.closed:
-                raise ClosedError("the worker threads have been closed")
-            state.unfinished += 1
-            state.jobs.put(_Job(work, port, tag))
-            if state.alive < min(state.unfinished, state.limit):
-                self._start()
+        self._threads.submit(_Job(work, port, tag))
 
     def call_until_false(self, step: Callable[[], bool]) -> None:
         """Call ``step`` on a thread until it returns False. See `submit`; there is no tag."""
@@ -125,37 +184,13 @@ class Workers:
 
     def resize(self, threads: int) -> None:
         """Change the number of threads. If there are fewer from now on, threads end when they have finished work."""
-        state = self._state
-        with state.lock:
-            if state.closed:
-                return
-            state.limit = threads
-            while state.alive < min(state.unfinished, threads):
-                self._start()
-            for _ in range(state.alive - threads):
-                state.jobs.put(None)
+        self._threads.resize(threads)
 
     def close(self) -> None:
         """Refuse new work. The threads end when the queued work has run. Idempotent. Does not wait."""
         if os.getpid() != self._pid:  # a forked child has no threads to end, and the lock may be held forever
             return
-        with self._state.lock:
-            self._state.closed = True
-        _request_end(self._state)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=_serve, args=(self._state,), name=f"{self._name}-{self._started}", daemon=True)
-        self._state.alive += 1
-        try:
-            thread.start()
-        except RuntimeError:
-            # No thread can be started. A running thread will do the job. Without one the job would never run.
-            self._state.alive -= 1
-            if not self._state.alive:
-                self._state.unfinished -= 1
-                self._state.jobs.get()
-                raise
-        self._started += 1
+        self._threads.close()
 
 
 class NativeWorkers:
@@ -179,28 +214,3 @@ class NativeWorkers:
 
     def close(self) -> None:
         self._workers.close()
-
-
-def _request_end(state: _State) -> None:
-    # Without the lock: a finalizer may run at any time, also while this thread holds it. `SimpleQueue.put` allows that.
-    for _ in range(max(state.limit, state.alive)):
-        state.jobs.put(None)
-
-
-def _serve(state: _State) -> None:
-    try:
-        while (job := state.jobs.get()) is not None:
-            work, port, tag = job
-            del job
-            try:
-                work()
-            except BaseException:  # noqa: BLE001 - reported; a task waits for the tag
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            del work  # before the notification, after which the caller may reuse everything that `work` refers to
-            with state.lock:
-                state.unfinished -= 1
-            port.put(tag)
-            del port  # an idle thread must not keep it alive
-    finally:
-        with state.lock:
-            state.alive -= 1

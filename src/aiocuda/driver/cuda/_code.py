@@ -31,6 +31,10 @@ class _Function:
     offsets: tuple[int, ...]
     dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
 
+    def allow(self, shared_bytes: int) -> None:
+        """CUDA allows so many bytes of dynamic shared memory for a launch."""
+        self.dynamic_limit = shared_bytes
+
 
 @dataclasses.dataclass(slots=True)
 class BoundLaunch:
@@ -215,7 +219,7 @@ class CudaCode(Core):
         opened = self.opened(known.device)
         with self._shared_lock, opened.current:
             # Another thread, or another handle of the same function, may have raised the limit. It is never lowered.
-            known.dynamic_limit = self._dynamic_limit(opened, known.handle)
+            known.allow(self._dynamic_limit(opened, known.handle))
             if shared_bytes <= known.dynamic_limit:
                 return
             code = self.release_gil.cuFuncSetAttribute(
@@ -230,5 +234,5 @@ class CudaCode(Core):
                     call="cuFuncSetAttribute",
                 )
             self.check_code("cuFuncSetAttribute", code, known.device)
-            known.dynamic_limit = shared_bytes
+            known.allow(shared_bytes)
         self.call_count += 1

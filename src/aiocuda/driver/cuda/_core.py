@@ -103,6 +103,25 @@ class StreamInfo:
     def __post_init__(self) -> None:
         self.word = word(self.handle)
 
+    def add_import(self) -> None:
+        """The stream is imported once more."""
+        self.imports += 1
+
+    def end_import(self) -> bool:
+        """An import is destroyed. Return True if others are left, and the stream stays known."""
+        if self.owned or self.imports <= 1:
+            return False
+        self.imports -= 1
+        return True
+
+    def export(self) -> None:
+        """Another library may use the handle from now on."""
+        self.exported = True
+
+    def end(self, stale: Calls) -> None:
+        """The stream is destroyed: launchers that still hold it get functions that fail."""
+        self.calls = stale
+
 
 @dataclasses.dataclass(slots=True)
 class EventInfo:
@@ -297,15 +316,14 @@ class Core(ProcessLocal):
             raise ForkedProcessError(FORKED)
         with self._import_lock:
             info = self.streams.get(stream)
-            if info is not None and not info.owned and info.imports > 1:
-                info.imports -= 1
+            if info is not None and info.end_import():
                 return info
             self.streams.pop(stream, None)
             if stream == 0:
                 self.streams[0] = self._default_stream()
         if info is None or info.device == ANY_DEVICE:
             raise self.unknown_handle("stream", stream)
-        info.calls = self._stale
+        info.end(self._stale)
         return info
 
     def _default_stream(self) -> StreamInfo:

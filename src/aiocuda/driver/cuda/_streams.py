@@ -19,12 +19,19 @@ _LEGACY: Final = 1  # CU_STREAM_LEGACY
 _DEFAULT_STREAMS: Final = (0, _LEGACY, 2)  # the null stream, and CU_STREAM_PER_THREAD
 
 
+class _CaptureMode(threading.local):
+    """The argument of ``cuThreadExchangeStreamCaptureMode``, by thread: the other mode, which the call stores in it."""
+
+    def __init__(self) -> None:
+        self.mode: Final = reference(ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED))
+
+
 class CudaStreams(Core):
     """`aiocuda.driver.protocol.Streams`."""
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
-        self._capture_mode = threading.local()
+        self._capture_mode = _CaptureMode()
         self._default_calls: dict[int, Calls] = {}  # by device: calls that make its context current
         self._streams_created = 0
         #: The ``CUstream`` of each owned stream that has no owner now and that other libraries may use.
@@ -101,7 +108,7 @@ class CudaStreams(Core):
                 raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
             with self._import_lock:
                 if self.streams.get(handle) is known:  # else another thread has just removed it
-                    known.imports += 1
+                    known.add_import()
                     return
         calls = self.release_gil
         if handle in _DEFAULT_STREAMS:
@@ -119,13 +126,13 @@ class CudaStreams(Core):
         with self._import_lock:
             known = self.streams.get(handle)
             if known is not None and known.device == device:  # another thread was faster
-                known.imports += 1
+                known.add_import()
             else:
                 self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
     def stream_handle(self, stream: int) -> int:
         info = self.stream_info(stream)
-        info.exported = True
+        info.export()
         return info.handle
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
@@ -336,12 +343,7 @@ class CudaStreams(Core):
             self._exchange_capture_mode()
 
     def _exchange_capture_mode(self) -> None:
-        local = self._capture_mode
-        try:
-            mode = local.mode
-        except AttributeError:
-            mode = local.mode = reference(ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED))
-        code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
+        code = self.fast.cuThreadExchangeStreamCaptureMode(self._capture_mode.mode)
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code)
         self.call_count += 1

@@ -175,7 +175,6 @@ class HostDriver(Recorded):
         next_command: Command | None = None
         with self._lock:
             if self._call_error is None:
-                command.action = None
                 self._machine.finish(command, time.monotonic())
                 starts = self._step(time.monotonic()).starts
                 if starts:

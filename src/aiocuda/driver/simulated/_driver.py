@@ -38,11 +38,25 @@ MOST_ENTRIES = 1_021
 #: Methods that change nothing.
 QUERIES = frozenset({"event_query", "stream_query"})
 
-#: ``local.serves`` is the driver for which a worker thread runs. One object for all drivers, since each takes 1 KB.
-local: Final = threading.local()
-
 #: Commands that take no entry of a hardware queue.
 _WITHOUT_ENTRY: frozenset[Kind] = frozenset({"record", "wait", "call", "allocate", "free"})
+
+
+class _Served(threading.local):
+    """The driver for which a worker thread runs, by thread. One object for all drivers, since each takes 1 KB."""
+
+    driver: SimulatedDriver | None = None
+
+    def run(self, driver: SimulatedDriver, work: Callable[[], object]) -> None:
+        """Run a function on this thread, for a driver."""
+        self.driver = driver
+        try:
+            work()
+        finally:
+            self.driver = None  # an idle thread must not keep the driver alive
+
+
+_served: Final = _Served()
 
 
 class _WorkerThreads:
@@ -131,16 +145,20 @@ class SimulatedNotifier:
 class _Job:
     """Offloaded work on virtual time. It is finished when the work has returned and all its waits have ended."""
 
-    __slots__ = ("_finished", "unfinished")
+    __slots__ = ("_finished", "_unfinished")
 
     def __init__(self, finished: Callable[[], object]) -> None:
         self._finished = finished
-        self.unfinished = 1  # the work itself, and its waits
+        self._unfinished = 1  # the work itself, and its waits
+
+    def part_begun(self) -> None:
+        """The work has to wait, and returns before the wait has ended."""
+        self._unfinished += 1
 
     def part_done(self) -> None:
         """The work has returned, or one of its waits has ended."""
-        self.unfinished -= 1
-        if self.unfinished == 0:
+        self._unfinished -= 1
+        if self._unfinished == 0:
             self._finished()
 
 
@@ -161,6 +179,8 @@ class _StreamWait:
         self._waits = waits
         self.ended = threading.Event()
         waits[self] = None
+        if job is not None:
+            job.part_begun()
 
     def stream_done(self) -> None:
         """Note that a stream has finished."""
@@ -470,7 +490,6 @@ class SimulatedDriver(Recorded):
     def _execute(self, command: Command) -> None:
         if not self._end(command):
             super()._execute(command)
-            command.action = None
 
     def _complete(self, command: Command) -> None:
         self._note(f"reach {command.kind} in {command.stream.handle}")
@@ -626,11 +645,7 @@ class SimulatedDriver(Recorded):
             job.part_done()
 
     def _run_on_thread(self, work: Callable[[], object]) -> None:
-        local.serves = self
-        try:
-            work()
-        finally:
-            del local.serves  # an idle thread must not keep the driver alive
+        _served.run(self, work)
 
     def _synchronize(self, streams: list[Stream], then: Callable[[], object]) -> None:
         """In a job, return and end the wait later. On a worker thread, wait. Elsewhere, advance the clock."""
@@ -640,14 +655,12 @@ class SimulatedDriver(Recorded):
                 then()
                 return
             job = self._job
-            if job is not None:
-                job.unfinished += 1
             wait = _StreamWait(len(busy), then, job, self._waits)
             for stream in busy:
                 self._submit(stream, "call", wait.stream_done)
         if job is not None:
             return
-        if getattr(local, "serves", None) is self:
+        if _served.driver is self:
             wait.ended.wait()
             return
         while not wait.ended.is_set():

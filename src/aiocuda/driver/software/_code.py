@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,10 +20,14 @@ __all__ = ["Code"]
 class FunctionHandle(int):
     """A handle of a function, with which the driver forgets the function. Launchers and graphs keep theirs."""
 
-    functions: dict[int, Function]  # of the driver
+    def __new__(cls, number: int, functions: dict[int, Function]) -> Self:
+        return super().__new__(cls, number)
+
+    def __init__(self, number: int, functions: dict[int, Function]) -> None:
+        self._functions = functions  # of the driver
 
     def __del__(self) -> None:
-        self.functions.pop(int(self), None)
+        self._functions.pop(int(self), None)
 
 
 class Code(Core):
@@ -54,8 +58,7 @@ class Code(Core):
             )
         function = Function(device, program, program.host)
         with self._lock:
-            handle = FunctionHandle(next(self._function_handles))
-            handle.functions = self._functions
+            handle = FunctionHandle(next(self._function_handles), self._functions)
             self._functions[int(handle)] = function
         return handle
 

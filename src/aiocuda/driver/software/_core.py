@@ -275,8 +275,7 @@ class Core(ProcessLocal, abc.ABC):
 
     def _complete(self, command: Command) -> None:
         """Carry out a command that takes no time. The caller holds the lock."""
-        action = command.action
-        command.action = None
+        action = command.take_action()
         if command.kind == "call":
             self._call_host_function(action)
         elif command.kind == "allocate":
@@ -289,7 +288,7 @@ class Core(ProcessLocal, abc.ABC):
 
     def _execute(self, command: Command) -> None:
         """Execute the work of an engine; latch a failure as a fault. The caller does not hold the lock."""
-        work: Work = command.action
+        work: Work = command.take_action()
         engine = command.engine
         assert engine is not None  # a command without an engine takes no time
         device = engine.device

@@ -88,12 +88,13 @@ class Machine:
         stream = self.kept.take(device, priority, self._is_free)
         if stream is None:
             stream = self.side_stream(device, priority)
-            stream.name = stream.handle
+            name = stream.handle
             self.streams_created += 1
         else:
-            stream.name = next(self._handles)
-        self.streams[stream.name] = stream
-        return stream.name
+            name = next(self._handles)
+        stream.lend(name)
+        self.streams[name] = stream
+        return name
 
     def _is_free(self, stream: Stream) -> bool:
         return stream.is_idle and stream.handle not in self.streams  # else it has been imported
@@ -116,7 +117,7 @@ class Machine:
         """Return a stream's first handle, for other libraries. The stream is never destroyed afterwards."""
         stream = self.stream(handle)
         if not stream.is_default:
-            stream.exported = True
+            stream.export()
             self._exported[stream.handle] = stream
         return stream.handle
 
@@ -146,7 +147,7 @@ class Machine:
         del self.streams[handle]
         if stream.is_default:
             return
-        stream.name = None
+        stream.give_back()
         self._keep_while_busy(stream)
         if stream.exported:
             self.kept.put(stream.device, stream.priority, stream)
@@ -192,9 +193,9 @@ class Machine:
                 device=event.device,
                 expected=stream.device,
             )
-        command = Command("record", stream, None, None, None)
+        command = Command("record", stream)
         self._append(stream, command)
-        event.last = command
+        event.record(command)
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later commands of the stream wait for the event's last record, on any device."""
@@ -203,11 +204,8 @@ class Machine:
 
     def follow(self, stream: Stream, last: Command) -> None:
         """Make later commands of the stream wait for a command of another stream."""
-        if last.done:
-            return
-        command = Command("wait", stream, None, None, None)
-        command.after = last
-        self._append(stream, command)
+        if not last.done:
+            self._append(stream, Command("wait", stream, after=last))
 
     def finish(self, command: Command, now: float) -> None:
         """End a running command that was submitted without a duration."""
@@ -248,24 +246,18 @@ class Machine:
     def _end(self, command: Command, when: float) -> None:
         engine = command.engine
         assert engine is not None  # only commands with an engine run
-        engine.running -= 1
-        if engine.ready:
+        if engine.release():
             self._changed_engines.append(engine)
         self._set_done(command, when)
 
     def _set_done(self, command: Command, when: float) -> None:
         """Mark the first command of a stream as done. Its successor, and the commands that waited for it, may start."""
-        command.ended = when
-        command.state = State.DONE
-        command.done = True
-        command.after = None
+        waiters = command.end(when)
         stream = command.stream
         stream.queue.popleft()
         if stream.queue:
             self._unsettled.append(stream)
-        if command.waiters is not None:
-            self._unsettled.extend(command.waiters)
-            command.waiters = None
+        self._unsettled.extend(waiters)
 
     def _settle(self, when: float, ends: list[Command]) -> None:
         """Let first commands of streams proceed: commands without time end, the others become ready."""
@@ -278,16 +270,13 @@ class Machine:
             command = stream.queue[0]
             engine = command.engine
             if engine is not None:
-                command.state = State.READY
-                command.order = next(self._orders)
+                command.make_ready(next(self._orders))
                 insort(engine.ready, command, key=_rank)
                 self._changed_engines.append(engine)
                 continue
             after = command.after
             if after is not None and not after.done:
-                if after.waiters is None:
-                    after.waiters = []
-                after.waiters.append(stream)
+                after.add_waiter(stream)
                 continue
             self._set_done(command, when)
             if command.action is not None:
@@ -301,10 +290,7 @@ class Machine:
             ready = engine.ready
             while ready and engine.running < engine.slots:
                 choice = 0 if self._choose is None or len(ready) == 1 else self._choose("start", ready)
-                command = ready.pop(choice)
-                engine.running += 1
-                command.state = State.RUNNING
-                command.started = when
+                command = engine.start(choice, when)
                 starts.append(command)
                 if command.seconds is not None:
                     heapq.heappush(self._timed, (when + command.seconds, command.order, command))

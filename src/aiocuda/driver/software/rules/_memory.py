@@ -37,17 +37,57 @@ class Block:
         self.data: npt.NDArray[np.uint8] | None = data
         self.mapped = False  # True once the stream has reached the allocation
 
+    def map(self) -> None:
+        """The stream has reached the allocation."""
+        self.mapped = True
+
+    def unmap(self) -> None:
+        """The stream has reached the free."""
+        self.mapped = False
+        self.data = None
+
 
 class _Pool:
     """The memory pool of one device."""
 
-    __slots__ = ("next_address", "pending", "reserved", "used")
+    __slots__ = ("_next_address", "_pending", "reserved", "used")
 
     def __init__(self, device: int) -> None:
-        self.next_address = _FIRST + (device << _SHIFT)
         self.used = 0
         self.reserved = 0  # used, plus what was freed and has not been trimmed
-        self.pending: dict[int, int] = {}  # stream → bytes of enqueued frees that no allocation has taken over
+        self._next_address = _FIRST + (device << _SHIFT)
+        self._pending: dict[int, int] = {}  # stream → bytes of enqueued frees that no allocation has taken over
+
+    def needed(self, nbytes: int, stream: int) -> int:
+        """Return the bytes that an allocation adds to the used ones: it takes over memory that its stream frees."""
+        return nbytes - min(nbytes, self._pending.get(stream, 0))
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Return the address of new memory."""
+        added = self.needed(nbytes, stream)
+        if added < nbytes:
+            self._pending[stream] -= nbytes - added
+        self.used += added
+        self.reserved = max(self.reserved, self.used)
+        address = self._next_address
+        self._next_address += -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _GAP
+        return address
+
+    def begin_free(self, nbytes: int, stream: int) -> None:
+        """A free was enqueued: later allocations of its stream may take over the memory."""
+        self._pending[stream] = self._pending.get(stream, 0) + nbytes
+
+    def end_free(self, nbytes: int, stream: int) -> None:
+        """The stream has reached the free. What no allocation has taken over is not used any more."""
+        rest = self._pending.pop(stream, 0)  # of this and later frees
+        returned = min(nbytes, rest)
+        self.used -= returned
+        if rest > returned:
+            self._pending[stream] = rest - returned
+
+    def trim(self, keep: int) -> None:
+        """Release unused bytes beyond ``keep``."""
+        self.reserved = min(self.reserved, max(self.used, keep))
 
 
 class DeviceMemory:
@@ -86,33 +126,26 @@ class DeviceMemory:
 
     def trim(self, device: int, keep: int) -> None:
         """Release unused bytes beyond ``keep``."""
-        pool = self._pools[device]
-        pool.reserved = min(pool.reserved, max(pool.used, keep))
+        self._pools[device].trim(keep)
 
     def allocate(self, device: int, nbytes: int, stream: int) -> Block:
         """Return a new block. `map` makes it accessible, in stream order."""
         if nbytes <= 0:
             raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
         pool = self._pools[device]
-        inherited = min(nbytes, pool.pending.get(stream, 0))
-        if nbytes - inherited > self.total - pool.used:
+        if pool.needed(nbytes, stream) > self.total - pool.used:
             raise _out_of_memory(device, nbytes, self.total - pool.used, self.total)
         try:
             data = np.empty(nbytes, np.uint8)
         except MemoryError as error:
             raise _out_of_memory(device, nbytes, self.total - pool.used, self.total) from error
-        if inherited:
-            pool.pending[stream] -= inherited
-        pool.used += nbytes - inherited
-        pool.reserved = max(pool.reserved, pool.used)
-        block = Block(device, pool.next_address, data)
-        pool.next_address += -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _GAP
+        block = Block(device, pool.allocate(nbytes, stream), data)
         self._live[block.address] = block
         return block
 
     def map(self, block: Block) -> None:
         """Make a block accessible: the stream has reached its allocation."""
-        block.mapped = True
+        block.map()
         self._mapped[block.address] = block
         insort(self._addresses, block.address)
 
@@ -121,8 +154,7 @@ class DeviceMemory:
         block = self._live.pop(address, None)
         if block is None:
             raise StaleHandleError(f"{address:#x} is not allocated, or was freed before", address=address)
-        pending = self._pools[block.device].pending
-        pending[stream] = pending.get(stream, 0) + block.nbytes
+        self._pools[block.device].begin_free(block.nbytes, stream)
         return block
 
     def unmap(self, block: Block, stream: int) -> None:
@@ -133,14 +165,8 @@ class DeviceMemory:
             )
         del self._mapped[block.address]
         del self._addresses[bisect_right(self._addresses, block.address) - 1]
-        block.mapped = False
-        block.data = None
-        pool = self._pools[block.device]
-        rest = pool.pending.pop(stream, 0)  # of this and later frees, without the bytes that allocations took over
-        returned = min(block.nbytes, rest)
-        pool.used -= returned
-        if rest > returned:
-            pool.pending[stream] = rest - returned
+        block.unmap()
+        self._pools[block.device].end_free(block.nbytes, stream)
 
     def view(self, device: int, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of a range, for a command that runs on ``device``; or raise `IllegalAddressError`."""

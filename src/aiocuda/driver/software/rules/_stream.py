@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 __all__ = ["Command", "Engine", "EngineKind", "Event", "Kind", "State", "Stream"]
@@ -50,6 +51,7 @@ class Command:
     """
 
     __slots__ = (
+        "_waiters",
         "action",
         "after",
         "done",
@@ -61,22 +63,59 @@ class Command:
         "started",
         "state",
         "stream",
-        "waiters",
     )
 
-    def __init__(self, kind: Kind, stream: Stream, action: Any, engine: Engine | None, seconds: float | None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        stream: Stream,
+        action: Any = None,
+        engine: Engine | None = None,
+        seconds: float | None = None,
+        after: Command | None = None,
+    ) -> None:
         self.kind: Kind = kind
         self.stream = stream
         self.action = action
         self.engine = engine
         self.seconds = seconds
-        self.after: Command | None = None
-        self.waiters: list[Stream] | None = None  # streams whose first command waits for this command
+        self.after = after
+        self._waiters: list[Stream] | None = None  # streams whose first command waits for this command
         self.state = State.QUEUED
         self.done = False  # True if ``state is DONE``; a field of its own, because event queries read it
         self.order = 0  # of arrival at the engine
         self.started = 0.0
         self.ended = 0.0
+
+    def make_ready(self, order: int) -> None:
+        """It is the first of its stream, and arrives at its engine."""
+        self.state = State.READY
+        self.order = order
+
+    def start(self, when: float) -> None:
+        """Its engine takes it."""
+        self.state = State.RUNNING
+        self.started = when
+
+    def end(self, when: float) -> Sequence[Stream]:
+        """It is done. Return the streams whose first command waits for it."""
+        self.ended = when
+        self.state = State.DONE
+        self.done = True
+        self.after = None
+        waiters, self._waiters = self._waiters, None
+        return waiters or ()
+
+    def add_waiter(self, stream: Stream) -> None:
+        """The first command of a stream waits for the end of this command."""
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(stream)
+
+    def take_action(self) -> Any:
+        """Return the action, to which the command refers no longer: events may keep the command for long."""
+        action, self.action = self.action, None
+        return action
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.state.value} in stream {self.stream.handle}>"
@@ -104,6 +143,18 @@ class Stream:
         """True if all work that the stream has accepted is done."""
         return not self.queue
 
+    def lend(self, name: int) -> None:
+        """It has a new owner, who uses this handle."""
+        self.name = name
+
+    def give_back(self) -> None:
+        """Its owner has destroyed it."""
+        self.name = None
+
+    def export(self) -> None:
+        """Its first handle is given out: never destroy the stream."""
+        self.exported = True
+
     def __repr__(self) -> str:
         return f"<stream {self.handle} of device {self.device}, {len(self.queue)} queued>"
 
@@ -121,6 +172,10 @@ class Event:
         self.device = device
         self.timing = timing
         self.last: Command | None = None
+
+    def record(self, command: Command) -> None:
+        """Refer to a new record command."""
+        self.last = command
 
     @property
     def is_done(self) -> bool:
@@ -149,6 +204,18 @@ class Engine:
         self.slots = slots
         self.running = 0
         self.ready: list[Command] = []
+
+    def start(self, index: int, when: float) -> Command:
+        """Take a ready command, and return it."""
+        command = self.ready.pop(index)
+        self.running += 1
+        command.start(when)
+        return command
+
+    def release(self) -> bool:
+        """A command that ran has ended. Return True if another one may start."""
+        self.running -= 1
+        return bool(self.ready)
 
     def __repr__(self) -> str:
         return f"<{self.kind} engine of device {self.device}: {self.running} running, {len(self.ready)} ready>"
