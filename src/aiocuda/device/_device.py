@@ -33,7 +33,6 @@ from ..memory._pinned import PinnedBuffer
 from ..memory._unified import UnifiedBuffer
 from ..memory.interchange._host_arrays import as_source, as_target
 from ._loop_state import TICK
-from ._ping import PingStream
 from ._resources import DeviceResources
 from .graphs._graph import Capture
 from .streams._checker import Checker
@@ -313,10 +312,9 @@ class Device(ProcessLocal):
         limit = check_timeout(timeout_s, "timeout_s")
         resources = self._resources
         loop_state = resources.loop_state()
-        if loop_state.ping_stream is None:
-            loop_state.ping_stream = PingStream(resources.streams.open(loop_state, "high", "ping"))
+        ping_stream = loop_state.ping_stream(lambda: resources.streams.open(loop_state, "high", "ping"))
         try:
-            return await loop_state.ping_stream.ping(limit)
+            return await ping_stream.ping(limit)
         except TimeoutError:
             raise TimeoutError(f"{self.name} has not answered within {limit:g} s") from None
 

@@ -40,6 +40,14 @@ class DeviceStreams:
         self._numbers = itertools.count()
         self.closing = self.closed = False
 
+    def begin_close(self) -> None:
+        """New streams take only what was accepted before: the device is being closed."""
+        self.closing = True
+
+    def mark_closed(self) -> None:
+        """The device destroys all streams that are open, or leaves them."""
+        self.closed = True
+
     def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> StreamQueue:
         """Create a stream. ``cuStreamCreateWithPriority``."""
         handle = self._device_state.make_stream(priority)

@@ -87,7 +87,7 @@ class LoopState:
     """Everything that one event loop has on a device."""
 
     __slots__ = (
-        *("_queue_watch", "_sources", "loading", "ping_stream", "queues", "reactor", "round_trip_watch", "staging"),
+        *("_ping_stream", "_queue_watch", "_sources", "loading", "queues", "reactor", "round_trip_watch", "staging"),
         "waiting_streams",
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ class LoopState:
         #: the time is simulated.
         self.round_trip_watch: RoundTripWatch | None = None
         self._queue_watch: QueueWatch | None = None
-        self.ping_stream: PingStream | None = None  #: made by the first `Device.ping` in this loop
+        self._ping_stream: PingStream | None = None
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
     def begin_advice(self) -> None:
@@ -118,6 +118,12 @@ class LoopState:
             self.round_trip_watch, self._queue_watch = RoundTripWatch(), QueueWatch()
         self.round_trip_watch.look(self.reactor)
         self._queue_watch.look(self.reactor)
+
+    def ping_stream(self, open_queue: Callable[[], StreamQueue]) -> PingStream:
+        """Return the stream of `Device.ping` in this loop, which the first call opens."""
+        if self._ping_stream is None:
+            self._ping_stream = PingStream(open_queue())
+        return self._ping_stream
 
     def add_source(self, source: WorkSource) -> None:
         """Register a coordinator that uses this loop. Closing the device closes it."""

@@ -201,7 +201,8 @@ class DeviceResources:
 
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""
-        self.closing = self.streams.closing = True
+        self.closing = True
+        self.streams.begin_close()
         self.device_state.end_cross_device_uses()
         for loop_state in self.loop_states:
             loop_state.refuse()
@@ -211,7 +212,8 @@ class DeviceResources:
         if not self.closed:
             for observer in OPEN_DEVICES.observers:
                 observer.closing(self.device)
-        self.closed = self.streams.closed = True
+        self.closed = True
+        self.streams.mark_closed()
         COLLECTIONS.remove_device(self)
 
     def busy_elsewhere(self) -> bool:

@@ -125,7 +125,7 @@ class DeviceMemory:
         """Return a buffer that work enqueued on the queue from now on may use.
 
         An event is recorded after the allocation, on an idle stream too: CUDA requires that other streams wait for it.
-        With ``marked=False`` the caller sets `Block.allocation_event` instead.
+        With ``marked=False`` the caller calls `Block.allocated_by` instead.
         """
         kind = as_dtype(dtype)
         extents = as_shape(shape, kind.itemsize)

@@ -183,6 +183,31 @@ class Block:
         self.freed = False
         self.ready = True
 
+    def allocated_by(self, operation: StreamOperation[Any]) -> None:
+        """The allocation comes before this operation, in the same stream: first uses in others wait for it."""
+        self.allocation_event = operation
+
+    def forget_allocation(self) -> None:
+        """The allocation has passed: no stream waits for it any more."""
+        self.allocation_event = None
+
+    def begin_locking(self, region: Region) -> None:
+        """The memory is being page-locked: each use passes the check until `end_locking`."""
+        self.region = region
+        self.ready = False
+
+    def end_locking(self) -> None:
+        """The memory is page-locked."""
+        self.region = None
+        self.ready = True
+
+    def forget(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+        """Refer to an operation that has passed no longer: its result may be a buffer of the block."""
+        if self.uses.get(queue) is operation:
+            del self.uses[queue]
+        if self.allocation_event is operation:
+            self.allocation_event = None
+
     def used_by_peer(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Record a copy from or to the block by a queue of another device."""
         if self.peers is None:
@@ -290,6 +315,10 @@ class Block:
         if not isinstance(release, _DependencyRelease):
             release = operation.on_settled = _DependencyRelease(operation, release)
         release.blocks.append(self)
+
+    def clear_dependencies(self) -> None:
+        """Forget the operations that `depend` has added."""
+        self.dependencies = None
 
     def __str__(self) -> str:
         made = "" if self.shape is None else f"of shape {self.shape} {self.dtype} "

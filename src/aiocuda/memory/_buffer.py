@@ -271,7 +271,7 @@ class DeviceBuffer:
     def clear_dependencies(self) -> None:
         """Remove the operations that `add_dependency` has added. A free still waits for the uses of the buffer."""
         self._block.check()
-        self._block.dependencies = None
+        self._block.clear_dependencies()
 
     def __getitem__(self, index: Any) -> Self:
         """Return a view of a contiguous part, in the same memory."""

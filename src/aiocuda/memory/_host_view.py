@@ -24,9 +24,11 @@ class HostView(np.ndarray[Any, np.dtype[Any]]):
     @classmethod
     def of(cls, array: npt.NDArray[Any], check: Callable[[], None]) -> Self:
         """Return a view of the same memory; ``check`` raises while the host must not access it."""
-        view = array.view(cls)
-        view._check = check
-        return view
+        return array.view(cls)._guarded_by(check)
+
+    def _guarded_by(self, check: Callable[[], None]) -> Self:
+        self._check = check
+        return self
 
     def __array_finalize__(self, obj: Any) -> None:
         self._check = getattr(obj, "_check", _allow)

@@ -54,8 +54,10 @@ class ManagedBlock(Block):
 
     __slots__ = ("_views", "advising", "migrations")
 
-    def __init__(self, pool: ManagedPool, address: int, nbytes: int) -> None:
-        super().__init__(pool.driver, pool.device_state.device, address, nbytes, None, pool)
+    def __init__(
+        self, pool: ManagedPool, address: int, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        super().__init__(pool.driver, pool.device_state.device, address, nbytes, None, pool, shape, dtype)
         self.migrations = Migrations(address, nbytes)
         self.advising: set[object] = set()
         self._views: list[weakref.ref[Any]] = []
@@ -172,8 +174,7 @@ class ManagedPool:
         nbytes = math.prod(shape) * dtype.itemsize
         self.sweep(reactor, SWEEP_LIMIT)
         address = self._allocate(reactor, nbytes) if nbytes else 0
-        block = ManagedBlock(self, address, nbytes)
-        block.shape, block.dtype = shape, dtype
+        block = ManagedBlock(self, address, nbytes, shape, dtype)
         if nbytes:
             self.live[address] = nbytes
             self._blocks[address] = weakref.ref(block)

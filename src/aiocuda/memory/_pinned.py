@@ -61,8 +61,11 @@ class HostBlock(Block):
 
     __slots__ = ("finalizer",)
 
-    def __init__(self, pool: PinnedPool, address: int, nbytes: int, memory: object = None) -> None:
-        super().__init__(pool.driver, -1, address, nbytes, None, pool)
+    def __init__(
+        self, pool: PinnedPool, address: int, nbytes: int, memory: object = None,
+        shape: tuple[int, ...] | None = None, dtype: np.dtype[Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(pool.driver, -1, address, nbytes, None, pool, shape, dtype)
         self.finalizer: weakref.finalize[Any, Any] | None = None
         if memory is not None:
             self.finalizer = weakref.finalize(memory, pool.dropped.append, DroppedBlock(address, nbytes, None))
@@ -150,11 +153,9 @@ class PinnedPool:
             return PinnedBuffer._over(self, np.empty(shape, dtype), HostBlock(self, 0, 0))
         region = self.region(reactor, nbytes)
         raw = (ctypes.c_ubyte * region.nbytes).from_buffer(region.memory)
-        block = HostBlock(self, region.address, region.nbytes, raw)
-        block.shape, block.dtype = shape, dtype
+        block = HostBlock(self, region.address, region.nbytes, raw, shape, dtype)
         if not region.locked:
-            block.region = region
-            block.ready = False
+            block.begin_locking(region)
         self.lent[region.address] = region
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
         return PinnedBuffer._over(self, array, block)
@@ -215,9 +216,7 @@ class PinnedPool:
 
         def unpin() -> None:
             for region in regions:
-                if region.locked:
-                    region.locked = False
-                    driver.unpin(region.address)
+                region.unlock(driver)
 
         return unpin
 
@@ -241,10 +240,12 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         """Return a buffer over an array that lies in the block."""
         # The base of slices is the first view, which has no block. A base with a block would hold it where the garbage
         # collector does not see that, and a failed operation of the device would hold itself for ever.
-        buffer = array.view(cls).view()
-        buffer._block = block
-        buffer._pool = pool
-        return buffer
+        return array.view(cls).view()._placed(pool, block)
+
+    def _placed(self, pool: PinnedPool, block: Block) -> Self:
+        self._block = block
+        self._pool = pool
+        return self
 
     def __array_finalize__(self, obj: Any) -> None:
         self._address: int | None = None  # cached: NumPy takes a microsecond, and a copy needs it twice

@@ -62,6 +62,12 @@ class Region:
         finally:
             self._notify()
 
+    def unlock(self, driver: Driver) -> None:
+        """End the lock, if the memory is locked. **May block**."""
+        if self.locked:
+            self.locked = False
+            driver.unpin(self.address)
+
     def when_locked(self, callback: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Call a function when the memory is locked or the lock has failed: on ``loop``, or on any thread if None."""
         if not self._settled:

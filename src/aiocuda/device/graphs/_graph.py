@@ -158,8 +158,7 @@ class Graph(ProcessLocal):
         """Build the recorded work."""
         graphs, reactor = self._resources.graphs, self._home.reactor
         self._token = recorder.token
-        self._set_nodes(tuple(recorder.nodes))
-        recorder.nodes = []
+        self._set_nodes(recorder.take_nodes())
         graphs.watch(reactor)
         executable = ExecutableGraph(self._resources, reactor, self._nodes)
         self._version = GraphVersion(executable, self._nodes, self._writer)

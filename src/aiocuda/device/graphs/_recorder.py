@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from ..._base._wakeups import Waiters
 from ...completion._methods import METHODS, Refusal
@@ -47,12 +47,20 @@ class CapturedOperation(RecordedOperation[T_co]):
     ) -> CapturedOperation[Any]:
         """Return what a method has recorded."""
         captured: CapturedOperation[Any] = new_operation(queue, kind, None, None, cls)
-        captured.recorder = recorder
-        captured.after = after
-        captured.index = index
-        captured.status = _CAPTURED
-        captured.waiters = Waiters()  # so that new waiters come to `add_waiter`
-        return captured
+        return captured._recorded(recorder, after, index)
+
+    def _recorded(self, recorder: Recorder, after: tuple[int, ...], index: int | None) -> Self:
+        self.recorder = recorder
+        self.after = after
+        self.index = index
+        self.status = _CAPTURED
+        self.waiters = Waiters()  # so that new waiters come to `add_waiter`
+        return self
+
+    def returning(self, value: Any) -> Self:
+        """Return the operation with its result: a pipeline that replays the graph returns it."""
+        self.value = value
+        return self
 
     def joined_by(self, stream: HookedStream) -> Operation[None]:
         """Record that later work of this stream waits for it. A stream that is not captured is captured from now on."""
@@ -136,9 +144,7 @@ class RecordingHook:
                 "a new array for each download",
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
-        captured = self._recorder.add(self._stream, copy_node(self._resources, out, buffer))
-        captured.value = out  # a pipeline that replays the graph returns it as the operation's result
-        return captured
+        return self._recorder.add(self._stream, copy_node(self._resources, out, buffer)).returning(out)
 
     def _wait(self, other: Any) -> Operation[Any]:
         operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)
@@ -180,9 +186,8 @@ class Recorder:
     def _capture(self, stream: HookedStream, head: tuple[int, ...]) -> None:
         if isinstance(stream._hook, RecordingHook):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
-        self._hooks[stream] = stream._hook
+        self._hooks[stream] = stream._put_hook(RecordingHook(self, stream))
         self._heads[stream] = head
-        stream._hook = RecordingHook(self, stream)
         queue = stream_queue(stream)
         if not queue.recorded:  # else the capture contains another `Stream` object of the same queue
             queue.recorded = True
@@ -194,12 +199,17 @@ class Recorder:
         self._task = None
         for stream, hook in self._hooks.items():
             if isinstance(stream._hook, RecordingHook):  # not for a lease that has ended in the block
-                stream._hook = hook
+                stream._put_hook(hook)
         for queue in self._queues:
             queue.recorded = False
         self._hooks = {}
         self._queues = []
         self._heads = {}
+
+    def take_nodes(self) -> tuple[GraphNode, ...]:
+        """Return the nodes, to which the recorder refers no longer."""
+        nodes, self.nodes = self.nodes, []
+        return tuple(nodes)
 
     def check(self, stream: HookedStream) -> None:
         """Raise unless the running task may record work of this stream."""

@@ -80,6 +80,11 @@ class _Clock:
         self.tick = 0  # the number of its own operations
         self.seen: dict[int, int] = {}  # of other streams; never changed in place, since operations refer to it
 
+    def advance(self) -> tuple[int, int, dict[int, int]]:
+        """Count an operation of the stream. Return its stamp: what `join` takes."""
+        self.tick += 1
+        return self.number, self.tick, self.seen
+
     def join(self, number: int, tick: int, seen: dict[int, int]) -> None:
         joined = dict(self.seen)
         for other, ticks in [*seen.items(), (number, tick)]:
@@ -94,13 +99,13 @@ class _Entry:
 
     __slots__ = ("__weakref__", "kind", "line", "number", "operation", "stream", "tick")
 
-    def __init__(self, clock: _Clock, kind: str, line: SourceLine) -> None:
+    def __init__(self, clock: _Clock, kind: str, line: SourceLine, operation: StreamOperation[Any] | None) -> None:
         self.number = clock.number
         self.tick = clock.tick
         self.stream = clock.name
         self.kind = kind
         self.line = line
-        self.operation: weakref.ref[StreamOperation[Any]] | None = None
+        self.operation = None if operation is None else weakref.ref(operation)
 
     def known_to_be_done(self) -> bool:
         if self.operation is None:
@@ -132,9 +137,7 @@ class Checker:
     def stamp(self, queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that the operation was enqueued, after all that its stream waits for."""
         if operation not in self._stamps:
-            clock = self._clock(own_queue(queue))
-            clock.tick += 1
-            self._stamps[operation] = (clock.number, clock.tick, clock.seen)
+            self._stamps[operation] = self._clock(own_queue(queue)).advance()
 
     def wait(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that the stream waits for an operation of another stream."""
@@ -187,8 +190,7 @@ class Checker:
         yield enqueued
         for operation in enqueued:
             self.stamp(queue, operation)
-        entry = _Entry(clock, kind, line)
-        entry.operation = weakref.ref(enqueued[-1]) if enqueued else None
+        entry = _Entry(clock, kind, line, enqueued[-1] if enqueued else None)
         for touch in touches:
             self._note(entry, touch)
 

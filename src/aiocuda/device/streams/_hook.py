@@ -43,6 +43,8 @@ class HookedStream(Protocol):
 
     def _last_work(self) -> Operation[Any] | None: ...
 
+    def _put_hook(self, hook: StreamHook | None) -> StreamHook | None: ...
+
 
 class RecordedOperation(StreamOperation[T_co]):
     """An operation that a hook has recorded: its stream has not enqueued it."""

@@ -40,7 +40,7 @@ class MemoryAccess:
         allocation_event = memory.allocation_event
         if allocation_event is not None and queue is not memory.home:
             if allocation_event.is_settled:
-                memory.allocation_event = None
+                memory.forget_allocation()
             else:
                 queue.follow(allocation_event)
         region = memory.region
@@ -48,8 +48,7 @@ class MemoryAccess:
             return None
         if not region.locked:
             return PinGate(region, queue)
-        memory.region = None
-        memory.ready = True
+        memory.end_locking()
         return None
 
     def prepare_all(self, blocks: Iterable[Block]) -> Gate | None:

@@ -91,12 +91,14 @@ class Stream(ProcessLocal):
     #: Runs in place of each method, if there is one: see `StreamHook`.
     _hook: StreamHook | None
 
-    def __init__(self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
+    def __init__(
+        self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
+    ) -> None:
         self.device: Device = resources.device  #: the device that it belongs to
         self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
         self._resources = resources
         self._opened_at = opened_at
-        self._owner: object = None  # of an imported stream's handle
+        self._owner = owner  # of an imported stream's handle: the CUDA stream may be destroyed with it
         self._cure = _CURE  # for the warning about a stream that was left open
         self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
         self._queue = queue
@@ -107,6 +109,18 @@ class Stream(ProcessLocal):
         self._submissions = Submissions(queue, self._access)
         queue.set_stream(self)
         queue.opened_at = opened_at
+
+    def _put_hook(self, hook: StreamHook | None) -> StreamHook | None:
+        """Run this hook in place of the methods from now on. Return the former one."""
+        former, self._hook = self._hook, hook
+        return former
+
+    def _hand_over(self, owner: str, made_at: SourceLine | None) -> Self:
+        """Return the stream, which another object closes: see `owned`."""
+        if made_at is not None:
+            self._opened_at = str(made_at)
+        self._cure = f"use `async with {owner}`, which closes it"
+        return self
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -400,9 +414,7 @@ class Stream(ProcessLocal):
         """
         resources = resources_of(device)
         queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
-        stream = _new_stream(resources, queue, "normal", str(SourceLine.of_caller()))
-        stream._owner = handle  # the CUDA stream may be destroyed with it
-        return stream
+        return _new_stream(resources, queue, "normal", str(SourceLine.of_caller()), handle)
 
     def adopt(self, array: Any, *, read_only: bool = False) -> Any:
         """Return a buffer over another library's array, without waiting and without a copy: the same memory.
@@ -586,15 +598,14 @@ class StreamView(Stream):
 
 def owned(stream: Stream, owner: str, made_at: SourceLine | None = None) -> Stream:
     """Return a stream that another object closes: ``owner``, as ``async with`` names it, made at this line."""
-    if made_at is not None:
-        stream._opened_at = str(made_at)
-    stream._cure = f"use `async with {owner}`, which closes it"
-    return stream
+    return stream._hand_over(owner, made_at)
 
 
-def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
+def _new_stream(
+    resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
+) -> Stream:
     kind = Stream if resources.checker is None else CheckedStream
-    return kind(resources, queue, priority, opened_at)
+    return kind(resources, queue, priority, opened_at, owner)
 
 
 def open_stream(

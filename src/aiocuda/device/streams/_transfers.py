@@ -67,11 +67,11 @@ class Transfers:
             operation = self._up(target, source, target)
         except BaseException:
             # No caller has the buffer: it is freed after its allocation.
-            block_of(target).allocation_event = queue.submit_marker()
+            block_of(target).allocated_by(queue.submit_marker())
             raise
         if source.nbytes:
             # If the operation has an event already, that comes after the allocation. One on the host may never get one.
-            block_of(target).allocation_event = operation if operation.lease is not None else queue.submit_marker()
+            block_of(target).allocated_by(operation if operation.lease is not None else queue.submit_marker())
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:
@@ -345,10 +345,7 @@ class Transfers:
 
         def passed() -> None:
             for block in blocks:
-                if block.uses.get(queue) is operation:
-                    del block.uses[queue]
-                if block.allocation_event is operation:
-                    block.allocation_event = None
+                block.forget(queue, operation)
             if release is not None:
                 release()
 

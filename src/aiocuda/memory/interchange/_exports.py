@@ -70,6 +70,10 @@ class Export(ExternalUse):
         self.refused = False
         self._stream = _stream_object(handle)  # keeps the stream
 
+    def refuse(self) -> None:
+        """No event could be recorded after the consumer's work, and that is reported."""
+        self.refused = True
+
 
 class Exports:
     """The exported buffers of one device.
@@ -143,9 +147,9 @@ class Exports:
         else:
             queue = self.queue_of(handle)
             self._order(queue, block)
-        export = Export(block, None if queue is None else queue.reactor, handle, queue)
-        if queue is not None and queue.imported:
-            export.queue = None  # the queue may be closed before the release; the stream is imported again then
+        reactor = None if queue is None else queue.reactor
+        # The queue of an imported stream may be closed before the release; the stream is imported again then.
+        export = Export(block, reactor, handle, None if queue is not None and queue.imported else queue)
         exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, export, self.returned)
         # From here on the finaliser of `exported` undoes everything.
         self._held[export] = None
@@ -356,7 +360,7 @@ class Exports:
                 return  # the watchdog reports the fault; the memory stays allocated
             except AiocudaError as error:
                 if not export.refused:
-                    export.refused = True
+                    export.refuse()
                     reactor.report(
                         f"another library has released {export.block}, but no event could be recorded in its stream; "
                         "this is repeated later, and the memory stays allocated until it succeeds",
@@ -384,7 +388,7 @@ class Exports:
             failure = end.failure
             if failure is not None:  # the end of the consumer's work is unknown: try again later
                 failure.poison.delivered = export.refused  # the loop's handler gets the failure once
-                export.refused = True
+                export.refuse()
                 return False
         self._held.pop(export, None)
         export.block.end_external_use(export)

@@ -47,6 +47,26 @@ class ForeignBlock(Block):
 
     producer: object
 
+    def __init__(
+        self,
+        memory: ForeignMemory,
+        producer: object,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        allocation_event: StreamOperation[Any] | None,
+        home: StreamQueue | None,
+    ) -> None:
+        nbytes = math.prod(shape) * dtype.itemsize
+        index = memory.device_state.device
+        super().__init__(memory.driver, index, address if nbytes else 0, nbytes, home, memory, shape, dtype)
+        self.producer = producer
+        self.allocation_event = allocation_event
+
+    def release(self) -> None:
+        """Let the other library have its memory back: nothing uses the block."""
+        self.producer = None
+
     def __del__(self) -> None:
         # This may run on any thread, at any point of the program: it must do nothing else.
         self.owner.dropped.append(getattr(self, "producer", None))  # type: ignore[arg-type]  # a `ForeignMemory`
@@ -193,9 +213,7 @@ class ForeignMemory:
         home: StreamQueue | None,
     ) -> DeviceBuffer:
         """Return a buffer over checked memory. First uses in streams but ``home`` wait for ``allocation_event``."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        block = ForeignBlock(self.driver, self.device_state.device, address if nbytes else 0, nbytes, home, self)
-        block.shape, block.dtype, block.allocation_event, block.producer = shape, dtype, allocation_event, producer
+        block = ForeignBlock(self, producer, address, shape, dtype, allocation_event, home)
         self._blocks[weakref.ref(block, self._blocks.pop)] = None
         return DeviceBuffer(self, block, 0, shape, dtype)
 
@@ -244,7 +262,7 @@ class ForeignMemory:
         if self.driver.fault is not None or self.closed:
             return
         for block in self._deferred_frees.take(most):
-            block.producer = None
+            block.release()
         self.dropped.clear()
 
     def close(self) -> None:
@@ -260,7 +278,7 @@ class ForeignMemory:
             if block.unfinished():
                 _leaked.append(block)
             else:
-                block.producer = None  # the buffer cannot be used any more
+                block.release()  # the buffer cannot be used any more
         self._deferred_frees.clear()
         self.dropped = deque(maxlen=0)  # there are no sweeps any more: later producers are released immediately
 
