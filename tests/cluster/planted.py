@@ -85,11 +85,10 @@ BUGS = [
         "work-of-a-failed-call",
         "The predicted work is not taken back when a call fails.",
         "_replica.py",
-        "            meter.in_flight -= 1\n            self._work = self._work - work if meter.in_flight else 0.0\n"
-        "        meter.note_latency(self._loop.time() - began)\n        reply: Reply = packet.message\n"
-        "        if reply.failure is not None:\n",
-        "            meter.in_flight -= 1\n            self._work -= work\n"
-        "        meter.note_latency(self._loop.time() - began)\n        reply: Reply = packet.message\n"
+        "            meter.end()\n            self._work = self._work - work if meter.in_flight else 0.0\n"
+        "        reply: Reply = packet.message\n",
+        "            meter.end()\n            self._work -= work\n"
+        "        reply: Reply = packet.message\n"
         "        if reply.failure is not None:\n            self._work += work\n",
     ),
     Bug(

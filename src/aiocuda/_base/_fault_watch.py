@@ -20,11 +20,13 @@ class FaultWatch:
     Attributes
     ----------
     fault : DeviceFault or None
-        The newest fault; set before the method is called.
+        The newest fault; set before the method is called. At first it is the one that the program has passed.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, method: Callable[[], object]) -> None:
-        self.fault: DeviceFault | None = None
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, method: Callable[[], object], fault: DeviceFault | None = None
+    ) -> None:
+        self.fault = fault
         self._loop = loop
         self._method = weakref.WeakMethod(method)
         FAULTS.add_listener(self._on_fault)

@@ -112,7 +112,7 @@ class Cluster(ProcessLocal):
         """
         limit = check_timeout(timeout_s, "timeout_s")
         self._dispatcher.check_loop()
-        self._dispatcher.closing = True
+        self._dispatcher.begin_close()
         self._replicas.begin_close()
         if self._closed is not None:
             await asyncio.wait({self._closed})

@@ -105,6 +105,10 @@ class Dispatcher:
                 "open files and devices in the replica"
             ) from error
 
+    def begin_close(self) -> None:
+        """Accept no more calls."""
+        self.closing = True
+
     def check_open(self) -> None:
         """Raise an error on another loop, and when the cluster is closed."""
         self.check_loop()

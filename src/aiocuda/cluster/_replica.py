@@ -244,27 +244,23 @@ class Replica:
         meter, epoch, identity = self._meter, self.epoch, next(self._ids)
         work = self._times.predicted(number, method)
         self._work += work
-        meter.calls += 1
-        meter.in_flight += 1
+        meter.begin()
         began = self._loop.time()
         try:
             packet = await self._ask(Run(identity, number, method, data), buffers, identity)
         except ReplicaLostError:
-            meter.lost += 1
+            meter.lose()
             raise
         except asyncio.CancelledError:
             if epoch == self.epoch and not self._lost.done():
                 self._cancel(identity)
             raise
         finally:
-            meter.in_flight -= 1
+            meter.end()
             self._work = self._work - work if meter.in_flight else 0.0
-        meter.note_latency(self._loop.time() - began)
         reply: Reply = packet.message
-        if reply.failure is not None:
-            meter.failed += 1
-        else:
-            meter.answered += 1
+        meter.reply(self._loop.time() - began, failed=reply.failure is not None)
+        if reply.failure is None:
             self._times.note(number, method, reply.seconds)
         return packet
 

@@ -65,8 +65,7 @@ class ReplicaServer:
         self._tasks: set[asyncio.Task[Packet]] = set()  # that have not ended
         self._watchers: list[asyncio.Future[Packet]] = []
         self._left: asyncio.Task[Packet] | None = None
-        self._fault_watch = FaultWatch(self._loop, self._report_fault)
-        self._fault_watch.fault = FAULTS.of_process
+        self._fault_watch = FaultWatch(self._loop, self._report_fault, FAULTS.of_process)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

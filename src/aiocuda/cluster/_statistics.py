@@ -48,9 +48,26 @@ class CallMeter:
         self.calls = self.answered = self.failed = self.lost = self.in_flight = 0
         self._latencies: deque[float] = deque(maxlen=REMEMBERED)
 
-    def note_latency(self, seconds: float) -> None:
-        """Note the time from sending a call to its reply."""
+    def begin(self) -> None:
+        """A call is sent."""
+        self.calls += 1
+        self.in_flight += 1
+
+    def end(self) -> None:
+        """A call has ended, with or without a reply."""
+        self.in_flight -= 1
+
+    def lose(self) -> None:
+        """Count a call that was lost with its replica."""
+        self.lost += 1
+
+    def reply(self, seconds: float, *, failed: bool) -> None:
+        """Count a call that was answered, or has failed, and the time from sending it to its reply."""
         self._latencies.append(seconds)
+        if failed:
+            self.failed += 1
+        else:
+            self.answered += 1
 
     def percentiles(self) -> tuple[float, float]:
         """Return the median and the 99th percentile of the latencies."""

@@ -101,8 +101,8 @@ class ManagedContext(ProcessLocal):
     def __init__(
         self, index: SupportsIndex = 0, *, driver: DriverName | Driver = "auto", asynchronous: bool | None = None
     ) -> None:
-        self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
-        self._opening.call, self._opening.noun = "ManagedContext()", "context"
+        opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
+        self._opening = opening.called("ManagedContext()", "context")
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that entered the context
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}

@@ -9,7 +9,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -159,12 +159,19 @@ class _Opening:
     _advises: bool = dataclasses.field(default_factory=is_advice_wanted)
     _begun: bool = False
     _device: Device | None = None
-    call: str = "open_device()"  #: the call that made it, for messages; `ManagedContext` sets its own
-    noun: str = "device"  #: a name for the result
+    _call: str = "open_device()"
+    _noun: str = "device"
+
+    def called(self, call: str, noun: str) -> Self:
+        """Return the opening. Messages name the call that made it, and its result, like this."""
+        self._call = call
+        self._noun = noun
+        return self
 
     def _cure(self) -> str:
         """Return the two ways to open the device, for messages."""
-        return f"use `async with aiocuda.{self.call} as {self.noun}`, or `{self.noun} = await aiocuda.{self.call}`"
+        call, noun = self._call, self._noun
+        return f"use `async with aiocuda.{call} as {noun}`, or `{noun} = await aiocuda.{call}`"
 
     async def _open(self) -> Device:
         self._begun = True
@@ -235,7 +242,7 @@ class _Opening:
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):
-            self._line.warn(f"{self.call} was never awaited: {self._cure()}", RuntimeWarning)
+            self._line.warn(f"{self._call} was never awaited: {self._cure()}", RuntimeWarning)
 
     def __repr__(self) -> str:
         return f"<open_device() at {self._line}>"
