@@ -55,6 +55,8 @@ def most_threads() -> int:
 class _Threads:
     """The jobs, and the threads that run them. These have no reference to `Workers`, so that it can be collected."""
 
+    __slots__ = ("_closed", "_jobs", "_limit", "_lock", "_name", "_started", "_unfinished", "alive")
+
     def __init__(self, limit: int, name: str) -> None:
         self.alive = 0
         self._name = name
@@ -145,6 +147,8 @@ class Workers:
     name
         The beginning of the threads' names.
     """
+
+    __slots__ = ("__weakref__", "_pid", "_threads")
 
     def __init__(self, threads: int | None = None, *, name: str = "aiocuda-worker") -> None:
         self._pid = os.getpid()
