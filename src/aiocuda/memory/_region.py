@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -89,22 +88,23 @@ class Region:
                 taken.append(self._callbacks.pop())  # two threads may be here: each callback is taken by one of them
             except IndexError:
                 break
-        loops: dict[asyncio.AbstractEventLoop, deque[Callable[[], object]]] = {}
+        loops: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         for callback, loop in reversed(taken):
             if loop is None:
                 callback()
             else:
-                loops.setdefault(loop, deque()).append(callback)
+                loops.setdefault(loop, []).append(callback)
         for loop, callbacks in loops.items():
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(_run_on_loop, loop, callbacks)
 
 
-def _run_on_loop(loop: asyncio.AbstractEventLoop, callbacks: deque[Callable[[], object]]) -> None:
+def _run_on_loop(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
     """Run callbacks on their loop, a few in each iteration."""
+    callbacks.reverse()
 
     def run_next() -> bool:
-        callbacks.popleft()()
+        callbacks.pop()()
         return bool(callbacks)
 
     Wakes.of(loop).wake(run_next)
