@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ._base._label import label
     from ._base._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
     from ._base._types import DeviceProperties
-    from .completion._gather import gather
-    from .completion._operation import Operation
+    from ._core._gather import gather
+    from ._core._operation import Operation
     from .completion._policy import CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
@@ -87,7 +87,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "Kernel": ".kernels",
         "ManagedContext": ".context",
         "MemoryStatistics": "._base._statistics",
-        "Operation": ".completion._operation",
+        "Operation": "._core._operation",
         "PinnedBuffer": ".memory._pinned",
         "Pipeline": ".pipeline",
         "PipelineStats": ".pipeline",
@@ -101,7 +101,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "StreamStatistics": "._base._statistics",
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
-        "gather": ".completion._gather",
+        "gather": "._core._gather",
         "label": "._base._label",
         "open_device": ".device._open",
     }

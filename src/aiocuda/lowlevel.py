@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
+from ._core._ring import CLOSED
+from ._core._state import State
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, enqueue_shared_mark, when_accepted, when_passed
-from .completion._operation import check_awaited
 from .completion._queue import Queue
-from .completion._state import State
 from .completion._stream_load import StreamLoad
-from .completion._stream_queue import CLOSED, StreamOperation
+from .completion._stream_operation import StreamOperation, check_awaited
 from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES

@@ -15,7 +15,23 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 
-__all__ = ["Interrupt", "sweep"]
+from aiocuda._core import _queued_operation, _ring
+from aiocuda.completion import (
+    _extra,
+    _gates,
+    _host_queue,
+    _interruption,
+    _reports,
+    _stream_operation,
+    _stream_queue,
+)
+
+__all__ = ["QUEUE", "Interrupt", "sweep"]
+
+#: The modules of the queue of a stream and of its operations.
+QUEUE = (
+    _extra, _gates, _host_queue, _interruption, _queued_operation, _reports, _ring, _stream_operation, _stream_queue,
+)  # fmt: skip
 
 PLACES = ("RESUME", "CALL")
 

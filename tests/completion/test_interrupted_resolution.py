@@ -12,19 +12,18 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation
 from aiocuda._base import _wakeups
-from aiocuda.completion import _operation, _stream_queue
-from aiocuda.completion._stream_queue import stream_operation
+from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device._resources import resources_of
 from aiocuda.testing import Latch
-from tests.completion.interrupts import Interrupt, sweep
+from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = _operation, _stream_queue, _wakeups
+MODULES = *QUEUE, _wakeups
 
 #: Functions in which an interrupt costs the waiter that was just taken out of the list.
-WAKING = "StreamOperation._wake", "StreamOperation.wake_waiters", "Waiters.pop"
+WAKING = "QueuedOperation._wake", "QueuedOperation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:

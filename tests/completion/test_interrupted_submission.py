@@ -52,7 +52,7 @@ def test_queued_operation_with_an_interrupted_call_is_not_done(place: str, monke
         if place == "call":
             notebook.peer.refuse("fill", error=KeyboardInterrupt)
         else:
-            stream._queue.active = False
+            stream._queue.set_active(False)
             monkeypatch.setattr(Reactor, "activate", _once(monkeypatch))
 
     notebook.run(first())

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
+from aiocuda.completion._armed_notifier import ArmedNotifier
+from aiocuda.completion._notifiers import INDEX_SHIFT, NotifierPool
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
+from aiocuda.completion._stream_operation import StreamOperation
+from aiocuda.completion._stream_queue import StreamQueue
 from tests.completion.search.explore import Action, Exploration, explore, replay
 from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakeup_system import WakeupSystem
@@ -163,7 +165,7 @@ def late_rearm(patch: pytest.MonkeyPatch) -> None:
         queues = {each.queue: None for each in armed if each is not None}
         reactor._look(queues)
         for queue in queues:
-            queue.armed = None
+            queue.watch.armed = None
 
     patch.setattr(Reactor, "_on_port", on_port)
 
@@ -174,7 +176,7 @@ def early_rearm(patch: pytest.MonkeyPatch) -> None:
 
     def on_port(reactor: Reactor) -> None:
         for queue in reactor.attended:
-            queue.armed = None
+            queue.watch.armed = None
         original(reactor)
 
     patch.setattr(Reactor, "_on_port", on_port)
@@ -186,9 +188,9 @@ def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
 
     def after(queue: StreamQueue, *sample: Any) -> None:
         notifier_pool, tokens = queue.reactor.notifier_pool, queue.device_state.tokens
-        for tag in [tag for tag, armed in notifier_pool.armed.items() if armed is queue.armed]:
+        for tag in [tag for tag, armed in notifier_pool.armed.items() if armed is queue.watch.armed]:
             notifier_pool.disarm(tag, tokens)
-            queue.armed = None
+            queue.watch.armed = None
         original(queue, *sample)
 
     patch.setattr(StreamQueue, "_after_resolving", after)

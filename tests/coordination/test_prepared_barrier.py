@@ -20,14 +20,14 @@ from aiocuda import (
     StreamGroup,
     WrongLoopError,
 )
-from aiocuda.completion import _reactor, _stream_queue
+from aiocuda.completion import _reactor
 from aiocuda.device.streams import _joins
 from aiocuda.driver import protocol
 from aiocuda.driver.protocol import RecordedCall
 from aiocuda.driver.simulated import Upset
 from aiocuda.testing import Latch
 from tests import helpers
-from tests.completion.interrupts import sweep
+from tests.completion.interrupts import QUEUE, sweep
 from tests.helpers import Peer, open_peer, quickly
 from tests.pipeline.virtual import in_virtual_time, kernel
 
@@ -261,7 +261,7 @@ async def test_interrupt_of_a_prepared_barrier_loses_no_wait(hub_has_work: bool)
             stream_wait(stream, event)
             told.append(stream)
 
-        for interrupt in sweep(_joins, _stream_queue, _reactor, protocol, helpers, least=20):
+        for interrupt in sweep(_joins, *QUEUE, _reactor, protocol, helpers, least=20):
             told.clear()
             for held in (0, 1) if hub_has_work else (1,):
                 latch.hold(group[held])

@@ -22,7 +22,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda.completion._stream_queue import stream_operation
+from aiocuda.completion._stream_operation import stream_operation
 from tests.helpers import SPIN
 
 ITEMS = 1 << 20

@@ -15,7 +15,8 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Pipeline, Slot, Stage, Stream
-from aiocuda.completion._stream_queue import stream_operation, stream_queue
+from aiocuda.completion._stream_operation import stream_operation
+from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.observe import StreamProfiler, Timeline, TimelineSpan
 from aiocuda.observe._loop_monitor import BLOCKED
 from aiocuda.observe._recording import LABEL_KEPT, LoopRecord, Recording, Resume

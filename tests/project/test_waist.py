@@ -154,8 +154,10 @@ def uses(tree: ast.Module, receivers: tuple[str, ...]) -> Iterator[ast.Attribute
 
 def test_packages_above_the_core_use_the_listed_members() -> None:
     of_queues = members("completion/_stream_queue.py", "StreamQueue")
-    of_operations = members("completion/_stream_queue.py", "StreamOperation")
-    public = members("completion/_operation.py", "Operation") | {"id", "kind"}
+    of_queues |= members("_core/_ring.py", "Ring")
+    of_operations = members("completion/_stream_operation.py", "StreamOperation")
+    of_operations |= members("_core/_queued_operation.py", "QueuedOperation")
+    public = members("_core/_operation.py", "Operation")
     unlisted = [
         f"{inner}:{node.lineno} {ast.unparse(node)}"
         for inner, tree in trees(*ABOVE)

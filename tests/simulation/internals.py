@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiocuda.completion._operation import INTERNAL, Operation
-from aiocuda.completion._state import TRANSITIONS, State
-from aiocuda.completion._stream_queue import MOST_PER_PUMP, StreamOperation, stream_operation
+from aiocuda._core._operation import INTERNAL, Operation
+from aiocuda._core._state import State
+from aiocuda.completion._host_queue import MOST_PER_PUMP
+from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from aiocuda.completion._submission import Submission
+from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._buffer import DeviceBuffer

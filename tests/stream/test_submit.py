@@ -394,7 +394,7 @@ async def test_operation_that_waited_for_the_next_iteration_is_watched() -> None
             operation = second.submit(lambda: 2)
             waiting = asyncio.ensure_future(operation.wait())
             await until(lambda: operation.state == "submitted")
-            assert stream_queue(second).attended
+            assert stream_queue(second).watch.attended
             latch.release()
             assert await quickly(waiting) == 2
             await quickly(held)
@@ -421,8 +421,9 @@ async def test_ctrl_c_in_a_paced_function_loses_no_other() -> None:
 
     with Reports() as reports:
         pace.add(1.0)
-        for number in range(7):
-            assert not pace.allows(Queue(number))
+        queues: list[Any] = [Queue(number) for number in range(7)]
+        for queue in queues:
+            assert not pace.allows(queue)
         await until(lambda: len(pumped) == 7)
     assert pumped == list(range(7))
     assert [type(context["exception"]) for context in reports.contexts] == [ZeroDivisionError]

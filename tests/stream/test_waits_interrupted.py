@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from aiocuda import Operation, Stream
-from aiocuda.completion import _reactor, _stream_queue
-from aiocuda.completion._stream_queue import stream_operation
+from aiocuda.completion import _reactor
+from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device.streams import _joins
 from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
-from tests.completion.interrupts import sweep
+from tests.completion.interrupts import QUEUE, sweep
 from tests.helpers import open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
@@ -40,7 +40,7 @@ def _join(stream: Stream, operation: Operation[Any]) -> object:
 async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
     async with open_peer() as (peer, device):
         held, stream = device.stream(), device.stream()
-        for interrupt in sweep(_joins, _stream_queue, _reactor, least=3):
+        for interrupt in sweep(_joins, *QUEUE, _reactor, least=3):
             if stream._queue.active:
                 stream._queue.reactor.deactivate(stream._queue)  # as after a tick of the watchdog
             with Latch(device) as latch:

@@ -5,7 +5,8 @@ README.md in this directory describes the modules.
 
 from __future__ import annotations
 
-from ._gather import gather
+from .._core._gather import gather
+from .._core._operation import INTERNAL, Operation
 from ._instrument import (
     BatchListener,
     EndedRequest,
@@ -17,7 +18,6 @@ from ._instrument import (
     SubmitListener,
 )
 from ._methods import KINDS, METHODS
-from ._operation import INTERNAL, Operation
 from ._policy import CompletionPolicy
 
 __all__ = [

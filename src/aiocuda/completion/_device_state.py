@@ -8,17 +8,22 @@ import os
 import sys
 import threading
 import weakref
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .._base._types import DeviceProperties, Priority
+from .._core._lease import Lease
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
-from ._event_leases import EventLeases, Lease
+from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
 from ._submission import submitting_loop
+
+if TYPE_CHECKING:
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
 
 __all__ = ["DeviceState"]
 
@@ -33,38 +38,6 @@ QUEUE_ENTRIES = 900
 
 #: The number of cross-device uses from which closed ones are removed.
 MANY_CROSS_DEVICE_USES = 8
-
-
-class _Reactor(Protocol):
-    @property
-    def closed(self) -> bool: ...
-
-
-class _Operation(Protocol):
-    @property
-    def is_settled(self) -> bool: ...
-
-    async def settle(self) -> None: ...
-
-
-class _Queue(Protocol):
-    """A stream queue of another opened device."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def idle(self) -> bool: ...
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    @property
-    def reactor(self) -> _Reactor: ...
-
-    def tail(self) -> _Operation | None: ...
-
-    def has_device_finished(self) -> bool: ...
 
 
 class Budget:
@@ -168,7 +141,7 @@ class DeviceState:
         self.listeners: Listeners | None = None
         self.starts: dict[int, Lease] = {}
         self.guarded = False
-        self.cross_device_uses: dict[_Queue, _Operation | None] = {}
+        self.cross_device_uses: dict[StreamQueue, StreamOperation[Any] | None] = {}
         self.closing = False
         self.process = os.getpid()
         self.budget = Budget.of(driver, device)
@@ -242,7 +215,7 @@ class DeviceState:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
 
-    def note_cross_device_use(self, queue: _Queue) -> None:
+    def note_cross_device_use(self, queue: StreamQueue) -> None:
         """Record that a stream of another opened device is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
             for other in list(self.cross_device_uses):

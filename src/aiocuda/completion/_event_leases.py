@@ -4,37 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
+from .._core._lease import Lease
 from ..driver.protocol import Driver
 from ..errors import ClosedError
 
-__all__ = ["EventLeases", "Lease"]
-
-
-class Lease:
-    """A CUDA event.
-
-    Attributes
-    ----------
-    handle : int
-        The event, as the driver names it.
-    timing : bool
-        True if the event records the time.
-    home : list of Lease
-        The list of idle leases that it returns to.
-    generation : int
-        Rises each time the event is returned, so that a stale loan can be detected.
-    lent : bool
-        True while a user's `Event` holds it. Then the operation that has recorded it does not return it.
-    """
-
-    __slots__ = ("generation", "handle", "home", "lent", "timing")
-
-    def __init__(self, handle: int, timing: bool, home: list[Lease]) -> None:
-        self.handle = handle
-        self.timing = timing
-        self.home = home
-        self.generation = 0
-        self.lent = False
+__all__ = ["EventLeases"]
 
 
 class EventLeases:
@@ -47,7 +21,7 @@ class EventLeases:
     Attributes
     ----------
     plain : list of Lease
-        The idle events without timing. `StreamQueue.submit` takes from it directly.
+        The idle events without timing. `Ring.submit` takes from it directly.
     created : int
         The number of events created so far.
     """

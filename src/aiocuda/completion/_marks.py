@@ -7,10 +7,11 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from .._base._wakeups import Callback
+from .._core._state import ABANDONED
 from ._prediction import INSTANT
 from ._queue import Queue, own_queue
-from ._state import ABANDONED
-from ._stream_queue import StreamOperation, nothing
+from ._stream_operation import StreamOperation
+from ._stream_queue import nothing
 
 if TYPE_CHECKING:
     from ._stream_queue import StreamQueue

@@ -12,11 +12,16 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..driver.protocol import Driver, Notifier
-from ._watched import ArmedNotifier, WatchedOperation, WatchedQueue
+from ._armed_notifier import ArmedNotifier
 
-__all__ = ["INDEX_SHIFT", "ArmedNotifier", "NotifierPool"]
+if TYPE_CHECKING:
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
+
+__all__ = ["INDEX_SHIFT", "NotifierPool"]
 
 #: A tag is the index of the notifier, and below it a number that is unique in the process.
 INDEX_SHIFT = 44
@@ -96,7 +101,7 @@ class NotifierPool:
         _idle(driver).clear()
 
     def arm(
-        self, driver: Driver, queue: WatchedQueue, operation: WatchedOperation, tokens: list[int]
+        self, driver: Driver, queue: StreamQueue, operation: StreamOperation[Any], tokens: list[int]
     ) -> ArmedNotifier | None:
         """Arm a notifier for the operation's event. Return None if no token is left, or if there is no event."""
         lease = operation.lease

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ._stream_queue import StreamQueue
 
 __all__ = ["MOST_AT_ONCE", "Pumps"]
 
 #: Streams that are pumped in one iteration of the loop: each of them may submit up to `MOST_PER_PUMP` operations.
 MOST_AT_ONCE: Final = 128
-
-
-class PumpedQueue(Protocol):
-    """A stream queue, as `Pumps` sees it."""
-
-    def pump(self) -> None:
-        """Submit operations of the host queue for which the stream has room."""
-
-    def attend(self) -> None:
-        """Let the reactor plan for the queue."""
 
 
 class Pumps:
@@ -33,11 +26,11 @@ class Pumps:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[PumpedQueue] = []  # the next one is the last
+        self._waiting: list[StreamQueue] = []  # the next one is the last
         self._is_pumping = False
         self._is_scheduled = False
 
-    def pump(self, queues: Iterable[PumpedQueue]) -> None:
+    def pump(self, queues: Iterable[StreamQueue]) -> None:
         """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
         self._waiting.extend(reversed(tuple(queues)))  # those that this stream pumps come before the others
         if self._is_pumping:

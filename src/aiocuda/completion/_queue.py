@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .._base._failure import Poison
-    from ._stream_queue import StreamOperation, StreamQueue
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
 
 __all__ = ["Queue", "own_queue"]
 

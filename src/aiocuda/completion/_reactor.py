@@ -14,13 +14,14 @@ import weakref
 from asyncio import _get_running_loop, current_task
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._base._log import log
 from .._base._loop_watch import LoopWatch
 from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, WATCHDOG_SECONDS, Wakes
+from .._core._state import LANDING
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
@@ -28,9 +29,11 @@ from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
 from ._pumps import Pumps
-from ._state import LANDING
 from ._submission_pace import SubmissionPace
-from ._watched import WatchedOperation, WatchedQueue
+
+if TYPE_CHECKING:
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
 
 __all__ = ["QueryGuard", "Reactor", "Turn", "reactors_of"]
 
@@ -176,11 +179,11 @@ class Reactor:
         The reactor watches nothing any more.
     faulted : bool
         The reactor has failed its operations because of a device fault.
-    queues : dict of WatchedQueue
+    queues : dict of StreamQueue
         The queues with unfinished operations.
-    attended : dict of WatchedQueue
+    attended : dict of StreamQueue
         The queues with a waiter.
-    opened : dict of WatchedQueue
+    opened : dict of StreamQueue
         All queues that are not closed.
     query_guard : QueryGuard
     turn : Turn
@@ -228,9 +231,9 @@ class Reactor:
         self.closed = self.faulted = False
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
-        self.queues: dict[WatchedQueue, None] = {}
-        self.attended: dict[WatchedQueue, None] = {}
-        self._ticked: dict[WatchedQueue, float] = {}  # parked without a notifier: the time of the next query
+        self.queues: dict[StreamQueue, None] = {}
+        self.attended: dict[StreamQueue, None] = {}
+        self._ticked: dict[StreamQueue, float] = {}  # parked without a notifier: the time of the next query
         self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
         self._spinning = False
         self._watchdog: asyncio.TimerHandle | None = None
@@ -245,7 +248,7 @@ class Reactor:
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
         self.on_progress: Callable[[], None] | None = None
-        self.opened: dict[WatchedQueue, None] = {}
+        self.opened: dict[StreamQueue, None] = {}
         self.submitted = self.resolved = self.failed = self.abandoned = 0
         self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
@@ -265,26 +268,30 @@ class Reactor:
 
     # -- the queues ----------------------------------------------------------------------------------------------
 
-    def activate(self, queue: WatchedQueue) -> None:
+    def add(self, queue: StreamQueue) -> None:
+        """Count the operations of a new queue."""
+        self.opened[queue] = None
+
+    def activate(self, queue: StreamQueue) -> None:
         """Watch a queue with unfinished operations. The watchdog deactivates it when it is idle."""
-        queue.active = True
+        queue.set_active(True)
         self.queues[queue] = None
         self.device_state.look_for_others()
         self.watch_again()
 
-    def deactivate(self, queue: WatchedQueue) -> None:
+    def deactivate(self, queue: StreamQueue) -> None:
         """Stop watching an idle queue."""
-        queue.active = False
+        queue.set_active(False)
         self.queues.pop(queue, None)
         self.stop_attending(queue)
 
-    def stop_attending(self, queue: WatchedQueue) -> None:
+    def stop_attending(self, queue: StreamQueue) -> None:
         """Drop the plan of a queue: none of its operations has a waiter any more."""
         self.attended.pop(queue, None)
         self._ticked.pop(queue, None)
-        queue.attended = queue.polling = False
+        queue.watch.attended = queue.watch.polling = False
 
-    def retire(self, queue: WatchedQueue) -> None:
+    def retire(self, queue: StreamQueue) -> None:
         """Stop watching a closed queue. Its number of operations stays in the totals of the reactor."""
         if queue in self.opened:
             del self.opened[queue]
@@ -297,7 +304,7 @@ class Reactor:
         counts[0] += sum(queue.enqueued for queue in tuple(self.opened))
         return counts
 
-    def inline(self, queue: WatchedQueue) -> int:
+    def inline(self, queue: StreamQueue) -> int:
         """Poll for an await that begins. All awaits of one turn together resolve at most `MOST_PER_TURN` operations."""
         left = MOST_PER_TURN - self.turn.inlined
         if left <= 0:
@@ -309,7 +316,7 @@ class Reactor:
 
     # -- poll, sleep, park ---------------------------------------------------------------------------------------
 
-    def plan(self, queue: WatchedQueue) -> None:
+    def plan(self, queue: StreamQueue) -> None:
         """Decide how to watch the queue: when an operation gets a waiter, or after a change."""
         if self.closed:
             return
@@ -318,23 +325,23 @@ class Reactor:
             self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
             return
         self.attended[queue] = None
-        queue.attended = True
-        now = queue.watched_since = self.device_state.driver.now()
-        queue.poll_from, queue.poll_until = self.device_state.policy.plan(now, expected, spread)
+        queue.watch.attended = True
+        now = queue.watch.since = self.device_state.driver.now()
+        queue.watch.poll_from, queue.watch.poll_until = self.device_state.policy.plan(now, expected, spread)
         self._ticked.pop(queue, None)
-        if queue.poll_from <= now:
-            if now < queue.poll_until:
-                queue.polling = True
+        if queue.watch.poll_from <= now:
+            if now < queue.watch.poll_until:
+                queue.watch.polling = True
                 self._spin_soon()
             else:
-                queue.polling = False
+                queue.watch.polling = False
                 self._park(queue, operation)
         else:
-            queue.polling = False
+            queue.watch.polling = False
             self.sleeps += 1
-            if queue.poll_from - now > LONG_SLEEP:
+            if queue.watch.poll_from - now > LONG_SLEEP:
                 self._arm(queue, operation)
-            self.alarm.set(queue.poll_from, now)
+            self.alarm.set(queue.watch.poll_from, now)
 
     def _spin_soon(self) -> None:
         if not self._spinning:
@@ -344,12 +351,12 @@ class Reactor:
     def _alarmed(self, now: float) -> None:
         due = False
         for queue in self.attended:
-            if queue.polling:
+            if queue.watch.polling:
                 continue
-            if queue.poll_from - self.alarm.early > now:
-                self.alarm.set(queue.poll_from, now)
+            if queue.watch.poll_from - self.alarm.early > now:
+                self.alarm.set(queue.watch.poll_from, now)
             else:
-                queue.polling = due = True
+                queue.watch.polling = due = True
         if due:
             self._spin_soon()
 
@@ -361,7 +368,7 @@ class Reactor:
         now = self.device_state.driver.now()
         with self.query_guard:
             for queue in tuple(self.attended):
-                if not queue.polling:
+                if not queue.watch.polling:
                     continue
                 if budget <= 0:
                     again = True
@@ -369,23 +376,23 @@ class Reactor:
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
-                    queue.polling = False
+                    queue.watch.polling = False
                     if queue in self.attended:
                         self.plan(queue)
-                elif now >= queue.poll_until and not resolved:
-                    queue.polling = False
+                elif now >= queue.watch.poll_until and not resolved:
+                    queue.watch.polling = False
                     if queue in self.attended:
                         self._park(queue, queue.awaited()[0])
-                again = again or queue.polling
+                again = again or queue.watch.polling
         if again:
             self._spin_soon()
 
-    def _park(self, queue: WatchedQueue, operation: WatchedOperation | None) -> None:
+    def _park(self, queue: StreamQueue, operation: StreamOperation[Any] | None) -> None:
         """Wait for a notification of the awaited operation; without a free notifier, query by a timer."""
         if operation is None:
             self.stop_attending(queue)
             return
-        queue.poll_from = math.inf
+        queue.watch.poll_from = math.inf
         if not self._arm(queue, operation):
             at = self._ticked[queue] = self.device_state.driver.now() + TICK_SECONDS
             self._set_tick(at)
@@ -393,25 +400,27 @@ class Reactor:
             # A notifier may be late: after copies it came when their engine was idle, 2.8 ms after its event
             # (measured). So query in between, and more rarely the longer the wait has taken.
             now = self.device_state.driver.now()
-            wait = max(RECHECK_SECONDS, (now - queue.watched_since) / 8)
-            queue.poll_from = now + wait + self.alarm.early  # the alarm subtracts it, and this moment needs no lead
-            queue.poll_until = now  # one query
-            self.alarm.set(queue.poll_from, now)
+            wait = max(RECHECK_SECONDS, (now - queue.watch.since) / 8)
+            queue.watch.poll_from = (
+                now + wait + self.alarm.early
+            )  # the alarm subtracts it, and this moment needs no lead
+            queue.watch.poll_until = now  # one query
+            self.alarm.set(queue.watch.poll_from, now)
 
-    def _arm(self, queue: WatchedQueue, operation: WatchedOperation) -> bool:
+    def _arm(self, queue: StreamQueue, operation: StreamOperation[Any]) -> bool:
         """Arm a notifier, unless one is armed. Return whether it comes for this operation, or earlier."""
-        if queue.armed is not None:
-            return queue.armed.operation.id <= operation.id
+        if queue.watch.armed is not None:
+            return queue.watch.armed.operation.id <= operation.id
         try:
             driver = self.device_state.driver
-            queue.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
+            queue.watch.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
         except DeviceFault as fault:
             self.device_state.driver.blame(queue.name_awaited())
             self.fault(fault, operation)
         except AiocudaError as error:
             self.report_refusal(error)  # without a notifier, the timer queries
-        self.parks += queue.armed is not None
-        return queue.armed is not None
+        self.parks += queue.watch.armed is not None
+        return queue.watch.armed is not None
 
     # -- wake-ups ------------------------------------------------------------------------------------------------
 
@@ -429,7 +438,7 @@ class Reactor:
         """Handle the tags in the port: of notifiers, and of finished jobs."""
         if self.closed:
             return
-        queues: dict[WatchedQueue, None] = {}
+        queues: dict[StreamQueue, None] = {}
         tags = self._tags
         tags[:0] = self.notifier_pool.port.drain()[::-1]
         try:
@@ -441,7 +450,7 @@ class Reactor:
                     continue
                 armed = self.notifier_pool.disarm(tag, self.device_state.tokens)
                 if armed is not None and armed.queue.reactor is self:
-                    armed.queue.armed = None
+                    armed.queue.watch.armed = None
                     queues[armed.queue] = None
         finally:
             if tags:  # interrupted
@@ -470,17 +479,17 @@ class Reactor:
         if later is not None:
             later.cancel()
 
-    def _next_tick(self, queue: WatchedQueue) -> float:
+    def _next_tick(self, queue: StreamQueue) -> float:
         """Return the time at which to query a stream without a notifier again."""
         now = self.device_state.driver.now()
-        wait = min(self._tick_cycle(), TICK_LATENESS * (now - queue.watched_since))
+        wait = min(self._tick_cycle(), TICK_LATENESS * (now - queue.watch.since))
         return now + max(TICK_SECONDS, wait)
 
     def _tick_cycle(self) -> float:
         """Return the seconds in which every stream without a notifier is queried once."""
         return max(TICK_SECONDS, TICK_SECONDS_PER_QUEUE * len(self._ticked))
 
-    def _look(self, queues: dict[WatchedQueue, None]) -> None:
+    def _look(self, queues: dict[StreamQueue, None]) -> None:
         """Poll the queues, and make new plans for them."""
         budget = MOST_PER_TURN
         with self.query_guard:
@@ -494,11 +503,11 @@ class Reactor:
                 if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
 
-    def _goes_on(self, queue: WatchedQueue) -> bool:
+    def _goes_on(self, queue: StreamQueue) -> bool:
         """Continue in the next turn of the loop if the queue is awaited: the budget is spent. Return whether it is."""
-        if not queue.attended:
+        if not queue.watch.attended:
             return False
-        queue.polling = True
+        queue.watch.polling = True
         self._spin_soon()
         return True
 
@@ -529,7 +538,7 @@ class Reactor:
         if self._watchdog is None and not self.closed:
             self._set_watchdog()
 
-    def _watched_now(self) -> list[WatchedQueue]:
+    def _watched_now(self) -> list[StreamQueue]:
         """Return the queues for this pass of the watchdog: all, or the next `MOST_PER_WATCH`."""
         queues = list(itertools.islice(self.queues, MOST_PER_WATCH))
         if len(queues) < len(self.queues):
@@ -547,14 +556,14 @@ class Reactor:
                 queue.pump()
                 if queue.idle:
                     self.deactivate(queue)
-                elif (resolved or not queue.attended) and (budget > 0 or not self._goes_on(queue)):
+                elif (resolved or not queue.watch.attended) and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
         fault = self.device_state.driver.fault
         if fault is not None and not self.faulted:
             self.fault(fault)
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
-            armed.queue.armed = None
+            armed.queue.watch.armed = None
             device, operation = self.device_state.properties.name, armed.operation
             log(
                 "warning", "notification_lost", operation.context, device=device, stream=armed.queue.name,
@@ -565,7 +574,7 @@ class Reactor:
 
     # -- faults and the end --------------------------------------------------------------------------------------
 
-    def fault(self, fault: DeviceFault, operation: WatchedOperation | None = None) -> None:
+    def fault(self, fault: DeviceFault, operation: StreamOperation[Any] | None = None) -> None:
         """Fail the operations of this loop on all devices of the driver: a fault ends all of them.
 
         Other loops find the fault by their own watchdogs, or by a driver call. A closed loop has no waiters: each
@@ -594,7 +603,7 @@ class Reactor:
         for queue in tuple(self.queues):
             queue.fail_all(fault)
             self.deactivate(queue)
-            queue.armed = None
+            queue.watch.armed = None
         self.notifier_pool.silence(self.device_state.tokens)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:

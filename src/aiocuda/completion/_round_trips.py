@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._base._advice import advise
 from .._base._types import SourceLine
+from .._core._operation import INTERNAL, Operation
 from ..errors import AiocudaError
 from ._methods import KINDS
-from ._operation import INTERNAL, Operation
-from ._stream_queue import StreamOperation, stream_operation
+from ._stream_operation import StreamOperation, stream_operation
 
 if TYPE_CHECKING:
     from ._reactor import Reactor
@@ -59,7 +59,7 @@ MOST_BETWEEN: Final = 1e-3
 _NEEDED = frozenset(kind.name for kind in KINDS.values() if kind.needed)
 
 #: The packages through which a program calls the methods of a stream. Calls by others, such as pipelines, are theirs.
-_METHODS = ("completion", "device/streams", "device/graphs", "kernels", "pool")
+_METHODS = ("_core", "completion", "device/streams", "device/graphs", "kernels", "pool")
 
 
 class RoundTripWatch:

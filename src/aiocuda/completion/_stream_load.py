@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ._queue import Queue, own_queue
-from ._stream_queue import StreamOperation
+from ._stream_operation import StreamOperation
 
 __all__ = ["StreamLoad"]
 
@@ -33,7 +33,7 @@ class StreamLoad:
         queue = self._queue
         if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor.faulted:
             queue.end()  # the stream waits at a barrier; only a new event after that wait shows when it is over
-        if queue.pending and not queue.attended:  # otherwise the reactor will soon resolve the operations
+        if queue.pending and not queue.watch.attended:  # otherwise the reactor will soon resolve the operations
             queue.poll()
         return queue.idle
 

@@ -6,8 +6,8 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
-from typing import Any, Final, Protocol
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
 from .._base._failure import Failure
 from .._base._log import log
@@ -15,6 +15,10 @@ from .._base._user_code import LEAVES_LOOP, call
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 from ._prediction import Estimate
+
+if TYPE_CHECKING:
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
 
 __all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting_loop"]
 
@@ -32,41 +36,6 @@ SLOW_SECONDS: Final = 0.005
 submitting_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("submitting_loop", default=None)
 
 
-class SubmittedOperation(Protocol):
-    """An operation, `StreamOperation`, as its submission sees it."""
-
-    context: Context
-    keep: object
-    submitted_at: float
-    value: Any
-    on_settled: Callable[[], object] | None
-
-    @property
-    def is_unwanted(self) -> bool:
-        """True if it was abandoned or has failed."""
-
-
-class SubmittingQueue(Protocol):
-    """A stream queue, `StreamQueue`, as a submission sees it."""
-
-    device_state: Any
-    driver: Driver
-    handle: int
-    host_queue: Any
-    name: str
-    reactor: Any
-    shared: bool
-
-    def fail(self, operation: Any, error: BaseException) -> None:
-        """Fail an operation, and skip the later ones."""
-
-    def submit_chunk(
-        self, call: Callable[..., object], arguments: tuple[Any, ...], estimate: None, release: Callable[[], object],
-        keep: object,
-    ) -> object:  # fmt: skip
-        """Submit work before the operation at the head of the host queue."""
-
-
 class SubmissionLimit:
     """The gate of the submissions of one stream: at most ``most`` of them are on the device and unfinished.
 
@@ -76,14 +45,14 @@ class SubmissionLimit:
 
     __slots__ = ("_estimates", "_queue", "most", "slow", "unfinished")
 
-    def __init__(self, queue: SubmittingQueue, most: int) -> None:
+    def __init__(self, queue: StreamQueue, most: int) -> None:
         self._queue = queue
         self.most = most
         self.unfinished = 0
         self._estimates: dict[str, Estimate] = {}
         self.slow: set[str] = set()  # names of functions that were reported
 
-    def ready(self, operation: SubmittedOperation) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """Return whether one more submission may go to the device."""
         queue = self._queue
         # On a shared stream nothing may wait on the host.
@@ -127,7 +96,7 @@ class Submission:
     )
 
     def __init__(
-        self, queue: SubmittingQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
+        self, queue: StreamQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
         kwargs: Mapping[str, Any], name: str, on_result: Callable[[Any], object] | None,
     ) -> None:  # fmt: skip
         self._queue = queue
@@ -149,7 +118,7 @@ class Submission:
 
     # -- on a GPU ------------------------------------------------------------------------------------------------
 
-    def run(self, operation: SubmittedOperation) -> None:
+    def run(self, operation: StreamOperation[Any]) -> None:
         """Call the function. It is the driver call of its operation.
 
         If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
@@ -181,7 +150,7 @@ class Submission:
                     seconds=round(seconds, 4),
                 )  # fmt: skip
 
-    def _settled(self, operation: SubmittedOperation) -> None:
+    def _settled(self, operation: StreamOperation[Any]) -> None:
         self._limit.end()
         if not operation.is_unwanted and self._on_result is not None:
             self._on_result(operation.value)
@@ -207,7 +176,7 @@ class Submission:
 
     # -- on a driver without a GPU: the gate of the operation ------------------------------------------------------
 
-    def ready(self, operation: SubmittedOperation) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """True once the function has returned or failed. The first call starts it."""
         if not self._begun:
             self._begun = True
@@ -235,7 +204,7 @@ class Submission:
         self._done = True
         self._queue.host_queue.pump()
 
-    def finish(self, operation: SubmittedOperation) -> None:
+    def finish(self, operation: StreamOperation[Any]) -> None:
         """Take the result of the function, or raise its error. It is the driver call of its operation."""
         error = self._error
         if error is None:

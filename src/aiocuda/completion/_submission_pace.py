@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ._stream_queue import StreamQueue
 
 __all__ = ["SubmissionPace"]
 
 #: Seconds. Later functions wait for the next iteration, in which the other tasks of the loop run, too.
 MOST_SECONDS: Final = 5e-3
-
-
-class PacedQueue(Protocol):
-    """A stream queue, as its pace sees it."""
-
-    host_queue: Any
-
-    def attend(self) -> None:
-        """Have the reactor watch the queue, if one of its operations is awaited."""
 
 
 class SubmissionPace:
@@ -33,9 +27,9 @@ class SubmissionPace:
         self._loop = loop
         self._seconds = 0.0
         self._scheduled = False
-        self._waiting: dict[PacedQueue, None] = {}
+        self._waiting: dict[StreamQueue, None] = {}
 
-    def allows(self, queue: PacedQueue) -> bool:
+    def allows(self, queue: StreamQueue) -> bool:
         """Return whether a function of this queue may be called now. If not, its host queue is pumped later."""
         if self._seconds < MOST_SECONDS:
             return True

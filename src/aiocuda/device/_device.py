@@ -19,9 +19,9 @@ from .._base._mistakes import lacks
 from .._base._shutdown import DRAIN_TIMEOUT, drain_at_exit, finish_shielded, finish_within, warn_unfinished
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
+from .._core._operation import INTERNAL
 from ..completion._device_state import DeviceState
 from ..completion._instrument import Listener
-from ..completion._operation import INTERNAL
 from ..completion._policy import CompletionPolicy
 from ..completion._stream_queue import stream_queue
 from ..completion._submission import SUBMIT_AHEAD

@@ -18,7 +18,8 @@ from ..completion._device_state import DeviceState
 from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch
-from ..completion._stream_queue import StreamOperation, StreamQueue
+from ..completion._stream_operation import StreamOperation
+from ..completion._stream_queue import StreamQueue
 from ..completion._submission import submitting_loop
 from ..errors import ClosedError
 from ..kernels import Kernel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ..completion._stream_queue import StreamOperation, StreamQueue
+from ..completion._stream_operation import StreamOperation
+from ..completion._stream_queue import StreamQueue
 
 __all__ = ["PingStream"]
 

@@ -19,7 +19,8 @@ from .._base._types import DeviceProperties
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._reactor import Reactor
-from ..completion._stream_queue import StreamOperation, StreamQueue
+from ..completion._stream_operation import StreamOperation
+from ..completion._stream_queue import StreamQueue
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..kernels._extent import check_extent

@@ -22,8 +22,9 @@ from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
+from .._core._ring import SHARED
 from ..completion._device_state import DeviceState
-from ..completion._stream_queue import SHARED, StreamQueue
+from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._block import Block, DroppedBlock
 from ._buffer import BufferExports, DeviceBuffer
@@ -35,7 +36,7 @@ from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
     from ..completion._reactor import Reactor
-    from ..completion._stream_queue import StreamOperation
+    from ..completion._stream_operation import StreamOperation
 
 __all__ = ["DeviceMemory"]
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..completion._device_state import DeviceState
-    from ..completion._stream_queue import StreamOperation, StreamQueue
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
     from ._accesses import Ranges
     from ._region import Region
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ._block import Block
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamOperation, StreamQueue
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["SWEEP_LIMIT", "DeferredFree", "DeferredFrees"]
 

@@ -24,8 +24,8 @@ from ._migrations import PAGE, Migrations
 
 if TYPE_CHECKING:
     from .._base._types import DeviceProperties
+    from .._core._operation import Operation
     from ..completion._device_state import DeviceState
-    from ..completion._operation import Operation
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver

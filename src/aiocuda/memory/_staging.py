@@ -16,10 +16,11 @@ from typing import Any
 from weakref import ref
 
 from .._base._failure import Failure, raisable
+from .._core._state import DONE, STAGING
 from ..completion._prediction import Estimate
 from ..completion._reactor import Reactor
-from ..completion._state import DONE, STAGING
-from ..completion._stream_queue import StreamOperation, StreamQueue
+from ..completion._stream_operation import StreamOperation
+from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError
 from ._copy_watch import CopyWatch
 from ._pinned import PinnedPool

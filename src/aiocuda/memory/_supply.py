@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .._base._log import log
-from ..completion._stream_queue import SHARED
+from .._core._ring import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from ._resource import MemoryResource, PoolResource, chain, is_resource
 from .adaptors._sizes import SizeClassResource
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamOperation, StreamQueue
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
 

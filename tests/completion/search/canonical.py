@@ -93,7 +93,8 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
     now = system.driver.clock
     # The time at which each queue is next queried. The rest of its plan makes no difference.
     looks = [
-        0.0 if not queue.attended else queue.poll_until if queue.polling else queue.poll_from for queue in client.queues
+        0.0 if not queue.watch.attended else queue.watch.poll_until if queue.watch.polling else queue.watch.poll_from
+        for queue in client.queues
     ]
     ticks = reactor._ticked
     times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks, *ticks.values()}
@@ -115,12 +116,12 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
         tuple(
             (
                 queue.active,
-                queue.attended,
-                queue.polling,
-                None if queue.armed is None else system.names.get(queue.armed.operation.id),
+                queue.watch.attended,
+                queue.watch.polling,
+                None if queue.watch.armed is None else system.names.get(queue.watch.armed.operation.id),
                 len(queue.pending),
                 len(queue.host_queue.entries),
-                rank[look] if queue.attended else -1,
+                rank[look] if queue.watch.attended else -1,
                 tuple(map(_item_state, items)),
             )
             for queue, items, look in zip(client.queues, client.items, looks, strict=True)

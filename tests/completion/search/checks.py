@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiocuda.completion._state import DONE
+from aiocuda._core._state import DONE
 
 if TYPE_CHECKING:
     from tests.completion.search.client import Client
@@ -55,7 +55,7 @@ def _check_notifiers(system: WakeupSystem, client: Client) -> None:
         return
     for queue in client.queues:
         armed = [armed for armed in notifier_pool.armed.values() if armed.queue is queue]
-        if armed != ([] if queue.armed is None else [queue.armed]):
+        if armed != ([] if queue.watch.armed is None else [queue.watch.armed]):
             system.violations.append(f"queue {queue.name} refers to other notifiers than those that are armed for it")
 
 
@@ -65,7 +65,7 @@ def _check_waiters(system: WakeupSystem, client: Client) -> None:
     lost = [notification.tag for notification in system.driver.notifications if notification.lost]
     for item in client.waiting():
         queue = next(queue for queue, items in zip(client.queues, client.items, strict=True) if item in items)
-        notification_lost = any(reactor.notifier_pool.armed.get(tag) is queue.armed is not None for tag in lost)
+        notification_lost = any(reactor.notifier_pool.armed.get(tag) is queue.watch.armed is not None for tag in lost)
         ticked = queue in reactor._ticked and reactor._tick is not None
         if reactor.closed or not (notification_lost or ticked):
             system.violations.append(f"lost wake: nothing will wake the waiter of {item.name}")

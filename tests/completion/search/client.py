@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
+from aiocuda.completion._stream_operation import StreamOperation
+from aiocuda.completion._stream_queue import StreamQueue
 from aiocuda.device._loop_state import LoopState
 from tests.completion.search.scripted import ScriptedLoop
 

@@ -127,7 +127,7 @@ class WakeupSystem:
             if name == "_watch" and not self.setting.late and self._would_be_late(client):
                 continue
             actions.append(("{} fires", name, self._expire, (timer,)))
-        if any(queue.polling and queue.poll_until > self.driver.clock for queue in client.queues):
+        if any(queue.watch.polling and queue.watch.poll_until > self.driver.clock for queue in client.queues):
             actions.append(("polling time passes", None, self._pass, ()))
         if self.setting.close and client is self.clients[0] and not client.reactor.closed:
             actions.append(("the {} is closed", self.setting.close, self._close, ()))
@@ -203,7 +203,7 @@ class WakeupSystem:
 
     def _pass(self) -> None:
         queues = [queue for client in self.clients for queue in client.queues]
-        self.driver.clock = max(queue.poll_until for queue in queues if queue.polling)
+        self.driver.clock = max(queue.watch.poll_until for queue in queues if queue.watch.polling)
 
     def _close(self) -> None:
         """Close the device or the loop, as `aiocuda.device._loop_state` does it."""
@@ -320,8 +320,8 @@ class WakeupSystem:
                 if loop.reader is not None and driver.port:
                     loop.ready.append(loop.reader)
                 for queue in client.queues:
-                    if queue.polling:
-                        driver.clock = max(driver.clock, queue.poll_until)
+                    if queue.watch.polling:
+                        driver.clock = max(driver.clock, queue.watch.poll_until)
                 while loop.ready:
                     moved = True
                     loop.run_next()

@@ -8,7 +8,8 @@ from typing import Any
 from ..._base._failure import Failure, raisable
 from ...completion._prediction import Estimate
 from ...completion._reactor import Reactor
-from ...completion._stream_queue import StreamOperation, StreamQueue
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue
 from .._resources import DeviceResources
 from ._nodes import GraphNode
 

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
 from ..._base._types import ProcessLocal
-from ...completion._operation import Operation
-from ...completion._state import QUEUED
-from ...completion._stream_queue import (
-    Every,
-    Gate,
-    StreamOperation,
-    StreamQueue,
-    Submitted,
-    new_operation,
-    nothing,
-    stream_queue,
-)
+from ..._core._operation import Operation
+from ..._core._ring import new_operation
+from ..._core._state import QUEUED
+from ...completion._gates import Every, Gate, Submitted
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue, nothing, stream_queue
 from ...driver.protocol import KernelNode, check_update
 from ...errors import (
     BusyError,

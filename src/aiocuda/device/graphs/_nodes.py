@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._base._arrays import address_of, check_alike
-from ...completion._operation import check_awaited
+from ...completion._stream_operation import check_awaited
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
 from ...kernels import Kernel

@@ -11,9 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from ..._base._wakeups import Waiters
+from ..._core._operation import Operation
+from ..._core._ring import new_operation
 from ...completion._methods import METHODS, Refusal
-from ...completion._operation import Operation
-from ...completion._stream_queue import StreamOperation, StreamQueue, new_operation, stream_queue
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue, stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer
 from .._resources import DeviceResources

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ..._base._types import SourceLine
 from ...completion._methods import METHODS, Access
 from ...completion._queue import Queue, own_queue
-from ...completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
+from ...completion._stream_operation import StreamOperation, stream_operation
+from ...completion._stream_queue import StreamQueue, stream_queue
 from ...errors import UnorderedAccessWarning
 from ...kernels import Kernel
 from ...memory._accesses import Accesses

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ...completion._operation import Operation
-from ...completion._stream_queue import StreamOperation, StreamQueue
+from ..._core._operation import Operation
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue
 
 __all__ = ["HookedStream", "RecordedOperation", "StreamHook"]
 

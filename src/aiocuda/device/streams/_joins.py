@@ -6,18 +6,12 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...completion._operation import Operation
+from ..._core._operation import Operation
+from ..._core._ring import CLOSED, COMPLICATED, FAULTED
+from ..._core._state import DONE
 from ...completion._queue import Queue, own_queue
-from ...completion._state import DONE
-from ...completion._stream_queue import (
-    CLOSED,
-    COMPLICATED,
-    FAULTED,
-    StreamOperation,
-    StreamQueue,
-    nothing,
-    stream_operation,
-)
+from ...completion._stream_operation import StreamOperation, stream_operation
+from ...completion._stream_queue import StreamQueue, nothing
 from ._stream import CheckedStream, Stream
 
 __all__ = ["follow", "join", "prepare_join", "wait_for"]
@@ -93,7 +87,7 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
             queue.note_wait()
             wait(queue.handle, lease.handle)
             if queue.device_state.listeners is not None:
-                queue.report_follow(joined)
+                queue.reports.followed(joined)
         else:
             follow(queue, joined)
     return joined
@@ -201,7 +195,7 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
                     first.note_wait()
                     wait(handle, lease.handle)
                     if first.device_state.listeners is not None:
-                        first.report_follow(tail)
+                        first.reports.followed(tail)
                     continue
             follow(first, queue.end())
     else:

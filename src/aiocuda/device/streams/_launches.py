@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,13 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
+from ..._core._bound_launch import BoundLaunch
+from ...completion._gates import Every
 from ...completion._prediction import Estimate
-from ...completion._stream_queue import Enqueue, Every, StreamOperation, StreamQueue
-from ...driver.protocol import Launcher
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
-from ...kernels._binding import Converter
 from ...kernels._extent import check_extent
 from ...kernels._kernel import converters_of
 from ...memory._block import Block
@@ -26,26 +26,11 @@ from ._memory_access import MemoryAccess
 
 __all__ = ["Launches"]
 
-#: Bound launches that a stream keeps. When there are more, all are dropped; to bind one again takes 5 µs.
+#: BoundLaunch launches that a stream keeps. When there are more, all are dropped; to bind one again takes 5 µs.
 MOST_BOUND = 256
 
 #: Types of an integer. `1.0` and `True` are none, although a dict finds them under the key `1`.
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class Bound:
-    """A kernel with its grid, block and shared memory: all that does not change between launches."""
-
-    enqueue: Enqueue  #: see `StreamQueue.prepare`
-    launcher: Launcher
-    estimate: Estimate
-    pointers: tuple[int, ...]
-    converters: tuple[Converter, ...]  # of the kernel's arguments
-    kernel: Kernel  # this and the next three as the caller passed them; they have been checked
-    grid: Any
-    block: Any
-    shared_bytes: Any
 
 
 class Launches:
@@ -55,15 +40,15 @@ class Launches:
 
     def __init__(
         self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess,
-        bound: dict[Any, Bound] | None = None,
+        bound: dict[Any, BoundLaunch] | None = None,
     ) -> None:  # fmt: skip
         self._resources = resources
         self._queue = queue
         self._access = access
-        #: Bound launches, by kernel, grid, block and bytes of shared memory.
-        self.bound: dict[Any, Bound] = {} if bound is None else bound
+        #: BoundLaunch launches, by kernel, grid, block and bytes of shared memory.
+        self.bound: dict[Any, BoundLaunch] = {} if bound is None else bound
         #: The newest launch. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
-        self.last: Bound | None = None
+        self.last: BoundLaunch | None = None
         self.launches = 0  #: how many were enqueued
 
     def enqueue(
@@ -81,7 +66,7 @@ class Launches:
             bound = self.find(kernel, grid, block, shared_bytes)
         return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
 
-    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> Bound | None:
+    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> BoundLaunch | None:
         """Return the bound launch of these arguments, or None."""
         try:
             bound = self.bound.get((kernel, grid, block, shared_bytes))
@@ -93,35 +78,29 @@ class Launches:
         return bound
 
     def launch(
-        self, bound: Bound, args: tuple[Any, ...], values: Sequence[Any] | None = None, label: str | None = None
+        self, bound: BoundLaunch, args: tuple[Any, ...], values: Sequence[Any] | None = None, label: str | None = None
     ) -> StreamOperation[None]:
-        """Enqueue a bound launch. ``values`` are the arguments if they have been converted already.
-
-        A measured hot path: it reads `_block` instead of calling `block_of`.
-        """
-        queue = self._queue
-        if values is None:
-            if len(args) != len(bound.converters):
-                raise bound.kernel.signature.count_error(args)
-            values = []
-            for convert, argument in zip(bound.converters, args):  # noqa: B905 - just counted
-                values.append(convert(argument))
-        for index in bound.pointers:
-            memory: Block = args[index]._block
-            used = memory.uses.get(queue)
-            # If that operation failed or was skipped, so were the waits before it.
-            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
-                if label is not None:
-                    return labelled(label, self._launch_prepared, bound, args, values)
-                return self._launch_prepared(bound, args, values)
-        operation = bound.enqueue(values, args, label)
-        for index in bound.pointers:
-            args[index]._block.uses[queue] = operation
+        """Enqueue a bound launch. ``values`` are the arguments if they have been converted already."""
+        operation = bound.repeat(args, label, values)
+        if operation is None:
+            return self.launch_unused(bound, args, values, label)
         self.launches += 1
         return operation
 
-    def _launch_prepared(self, bound: Bound, args: tuple[Any, ...], values: Sequence[Any]) -> StreamOperation[None]:
+    def launch_unused(
+        self, bound: BoundLaunch, args: tuple[Any, ...], values: Sequence[Any] | None, label: str | None
+    ) -> StreamOperation[None]:
         """Enqueue a bound launch that uses memory which is new to the stream."""
+        if values is None:
+            values = [convert(argument) for convert, argument in zip(bound.converters, args, strict=True)]
+        if label is not None:
+            return labelled(label, self._launch_prepared, bound, args, values)
+        return self._launch_prepared(bound, args, values)
+
+    def _launch_prepared(
+        self, bound: BoundLaunch, args: tuple[Any, ...], values: Sequence[Any]
+    ) -> StreamOperation[None]:
+        """Enqueue a bound launch after the waits that its memory needs."""
         queue = self._queue
         blocks = [block_of(args[index]) for index in bound.pointers]
         gate = self._access.prepare_all(blocks)
@@ -156,7 +135,9 @@ class Launches:
         recorded = resources.driver.recorded_launch(queue.handle, function, *extents, shared_bytes)
         launcher = resources.driver.launcher(queue.handle, function, *extents, shared_bytes)
         enqueue = queue.prepare("launch", estimate, recorded, launcher)
-        bound = Bound(enqueue, launcher, estimate, pointers, converters_of(kernel), kernel, grid, block, shared_bytes)
+        bound = BoundLaunch(
+            queue, enqueue, launcher, estimate, pointers, converters_of(kernel), kernel, grid, block, shared_bytes
+        )
         if len(self.bound) >= MOST_BOUND:
             self.bound.clear()
         with contextlib.suppress(TypeError):  # a list as grid is no key: each launch is bound anew

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...completion._stream_queue import Every, Gate, StreamQueue
+from ...completion._gates import Every, Gate
+from ...completion._stream_queue import StreamQueue
 from ...errors import ClosedError
 from ...kernels import Kernel
 from ...memory._block import MANY_USES, Block

@@ -19,9 +19,10 @@ from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, ProcessLocal, SourceLine
-from ...completion._operation import Operation
+from ..._core._operation import Operation
 from ...completion._prediction import INSTANT
-from ...completion._stream_queue import StreamOperation, StreamQueue, nothing
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ...kernels import Kernel
 from ...memory._buffer import DeviceBuffer
@@ -259,10 +260,11 @@ class Stream(ProcessLocal):
                 return launches.launch_new(kernel, grid, block, args, shared_bytes)
         if label is not None and (type(label) is not str or not label):
             label = check_label(label)
-        if bound.converters or args:
-            return launches.launch(bound, args, None, label)
+        operation = bound.repeat(args, label) if bound.converters or args else bound.enqueue((), args, label)
+        if operation is None:
+            return launches.launch_unused(bound, args, None, label)
         launches.launches += 1
-        return bound.enqueue((), args, label)
+        return operation
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
         """Call a function that enqueues work of another library on this stream; the result is what it returns.
@@ -631,7 +633,11 @@ def launch_converted(
         or shared_bytes is not bound.shared_bytes
     ):
         return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
-    return launches.launch(bound, args, values)
+    operation = bound.repeat(args, None, values)
+    if operation is None:
+        return launches.launch_unused(bound, args, values, None)
+    launches.launches += 1
+    return operation
 
 
 def submit_call(

@@ -7,7 +7,9 @@ from typing import Any
 
 from ..._base._checks import is_coroutine_function, is_function
 from ..._base._user_code import function_name
-from ...completion._stream_queue import Every, Gate, StreamOperation, StreamQueue
+from ...completion._gates import Every, Gate
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue
 from ...completion._submission import Submission
 from ...errors import InvalidTypeError
 from ...memory._buffer import DeviceBuffer, block_of

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
-from ...completion._operation import check_awaited
+from ..._core._bound_copy import BoundCopy
+from ..._core._ring import CLOSED, new_operation
+from ..._core._state import DONE
 from ...completion._prediction import Estimate
-from ...completion._state import DONE
-from ...completion._stream_queue import CLOSED, StreamOperation, StreamQueue, new_operation, nothing
+from ...completion._stream_operation import StreamOperation, check_awaited
+from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
@@ -23,7 +25,6 @@ from ...memory._staging import stage_down, stage_up
 from ...memory._unified import UnifiedBuffer, place_of
 from ...memory.interchange._host_arrays import as_source, as_target
 from .._resources import DeviceResources
-from ._bound_copy import BoundCopy
 from ._memory_access import MemoryAccess
 
 __all__ = ["Transfers", "check_overlap", "pattern_of", "refuse_host_copy"]

@@ -17,10 +17,11 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
+from ..._core._operation import INTERNAL
 from ...completion._device_state import DeviceState
-from ...completion._operation import INTERNAL
 from ...completion._reactor import Reactor
-from ...completion._stream_queue import StreamOperation, StreamQueue
+from ...completion._stream_operation import StreamOperation
+from ...completion._stream_queue import StreamQueue
 from ...errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from .._block import Block, ExternalUse
 from .._buffer import DeviceBuffer, block_of

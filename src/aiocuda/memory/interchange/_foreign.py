@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...completion._device_state import DeviceState
-from ...completion._operation import check_awaited
-from ...completion._stream_queue import StreamOperation, StreamQueue
+from ...completion._stream_operation import StreamOperation, check_awaited
+from ...completion._stream_queue import StreamQueue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from .._block import Block
 from .._buffer import DeviceBuffer

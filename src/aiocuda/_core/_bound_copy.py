@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...completion._prediction import Estimate
-from ...completion._stream_queue import StreamOperation, StreamQueue
-from ...memory._block import Block
-from ...memory._buffer import DeviceBuffer
-from ...memory._host_writes import HostWrites
-from ...memory._pinned import PinnedBuffer
+if TYPE_CHECKING:
+    from ..completion._prediction import Estimate
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
+    from ..memory._block import Block
+    from ..memory._buffer import DeviceBuffer
+    from ..memory._host_writes import HostWrites
+    from ..memory._pinned import PinnedBuffer
 
 __all__ = ["BoundCopy"]
 

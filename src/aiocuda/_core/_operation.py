@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextvars
-from abc import abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any, Generic, NoReturn, TypeVar
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .._base._label import shown
 from .._base._mistakes import lacks, refuses
-from .._base._types import ProcessLocal
 from ..errors import InvalidTypeError
 
-__all__ = ["INTERNAL", "Operation", "check_awaited"]
+if TYPE_CHECKING:
+    from typing import Generic
+else:
+
+    class Generic:
+        """The base ``Generic[T]`` for type checkers only: it leaves no base class at run time."""
+
+        def __class_getitem__(cls, parameters: object) -> Generic:
+            return cls()
+
+        def __mro_entries__(self, bases: object) -> tuple[()]:
+            return ()
+
+
+__all__ = ["INTERNAL", "Operation"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,7 +47,7 @@ _UNFINISHED = frozenset({"queued", "staging", "submitted", "landing"})
     **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
 )
 @refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")
-class Operation(ProcessLocal, Generic[T_co]):
+class Operation(Generic[T_co]):
     """Work that a stream will do, is doing or has done. ``await`` it for its result.
 
     The methods of `aiocuda.Stream` make operations. Any number of tasks of the stream's loop can await an operation,
@@ -60,56 +73,58 @@ class Operation(ProcessLocal, Generic[T_co]):
     id: int
     kind: str
 
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
     @property
-    @abstractmethod
     def state(self) -> str:
         """``"queued"``, ``"staging"``, ``"submitted"``, ``"landing"``, ``"done"``, ``"failed"`` or ``"abandoned"``."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def stream(self) -> Any:
         """The `aiocuda.Stream` of the operation; None if the program holds the stream no longer."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def stream_name(self) -> str:
         """The name of the stream. It is available even if the program holds the stream no longer."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def kernel(self) -> str | None:
         """The name of the kernel of a launch; None for other operations."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def label(self) -> str | None:
         """The label that `aiocuda.label` or ``label=`` gave to the operation, or None."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes that a transfer moves or a fill sets. 0 for other operations, and for all that have finished."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def is_awaited(self) -> bool:
         """True if a task waits for the operation now. For the hooks of listeners."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def waits_for(self) -> Operation[Any] | None:
         """The operation of another stream that this unfinished ``"wait"`` waits for; None for other operations."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def part_of(self) -> Operation[Any] | None:
         """The unfinished copy that this ``"step"`` is a part of; None for other operations. For hooks of listeners."""
+        raise NotImplementedError
 
-    @abstractmethod
     def done(self) -> bool:
         """True if the operation has a result or a failure, or was abandoned. Makes no driver call, never blocks."""
+        raise NotImplementedError
 
-    @abstractmethod
     def result(self) -> T_co:
         """Return the result.
 
@@ -122,10 +137,11 @@ class Operation(ProcessLocal, Generic[T_co]):
         Exception
             The operation failed; this is its error.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def exception(self) -> BaseException | None:
         """Return the operation's error, or None. Raises `BusyError` while the operation has not finished."""
+        raise NotImplementedError
 
     def cancelled(self) -> bool:
         """Return False. A cancellation ends only a wait, never the operation.
@@ -134,25 +150,24 @@ class Operation(ProcessLocal, Generic[T_co]):
         """
         return False
 
-    @abstractmethod
     def add_done_callback(
         self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call ``fn(operation)`` on the loop when the operation has finished; in the next turn if it already has."""
+        raise NotImplementedError
 
-    @abstractmethod
     def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
         """Remove a callback. Return how many times it was registered."""
+        raise NotImplementedError
 
-    @abstractmethod
     def abandon(self) -> bool:
         """Drop the result, and the copy to the caller's array if there is one. The stream's order does not change.
 
         The device still runs the work that its stream has accepted, and the memory of that work is not reused before it
         has finished. Tasks that await the operation get a `ClosedError`. Return False if it has already finished.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     async def settle(self) -> None:
         """Wait until the device has finished with the operation. An abandoned operation is done before that.
 
@@ -164,6 +179,7 @@ class Operation(ProcessLocal, Generic[T_co]):
         ClosedError
             The device was closed before it had finished, so its end is unknown.
         """
+        raise NotImplementedError
 
     async def wait(self) -> T_co:
         """Wait for the operation and return its result, like ``await``, but as a coroutine.
@@ -172,8 +188,8 @@ class Operation(ProcessLocal, Generic[T_co]):
         """
         return await self
 
-    @abstractmethod
-    def __await__(self) -> Generator[Any, None, T_co]: ...
+    def __await__(self) -> Generator[Any, None, T_co]:
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         # asyncio.create_task(operation) raises "a coroutine was expected, got <Operation …>".
@@ -184,6 +200,9 @@ class Operation(ProcessLocal, Generic[T_co]):
         name = self.kind if label is None else f"{self.kind} {shown(label)}"
         return f"<Operation {self.id} {name} on {self.stream_name}: {self.state}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
+
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
 
@@ -192,11 +211,3 @@ class Operation(ProcessLocal, Generic[T_co]):
 
     def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
-
-
-def check_awaited(thing: object, role: str) -> None:
-    """Raise `InvalidTypeError` if an operation was passed instead of its result."""
-    if isinstance(thing, Operation):
-        raise InvalidTypeError(
-            f"{role} is an Operation: await it first, and pass its result. It is {thing!r}"
-        ) from None

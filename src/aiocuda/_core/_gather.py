@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from .._base._checks import flag
+from ..completion._stream_operation import StreamOperation
 from ..errors import InvalidTypeError
+from ._countdown import Countdown
 from ._operation import Operation
 from ._state import DONE
-from ._stream_queue import Countdown, StreamOperation, StreamQueue
+
+if TYPE_CHECKING:
+    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["Gathering", "gather"]
 
@@ -74,7 +78,7 @@ class Gathering(Awaitable[T]):
         asks = True
         for queue, last in queues.items():
             queue.check_loop()
-            if asks and not queue.polling:
+            if asks and not queue.watch.polling:
                 queue.linger(last, waiting)
                 asks = last.status >= DONE  # else the reactor asks the other queues, too
         if queues:

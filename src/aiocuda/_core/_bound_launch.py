@@ -1,0 +1,79 @@
+"""BoundLaunch: a kernel launch that a stream repeats, with the same grid, block and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..completion._prediction import Estimate
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
+    from ..driver.protocol import Launcher
+    from ..kernels import Kernel
+    from ..memory._block import Block
+    from ._ring import Enqueue
+
+__all__ = ["BoundLaunch"]
+
+
+class BoundLaunch:
+    """A kernel launch with everything bound that does not change.
+
+    Attributes
+    ----------
+    enqueue
+        See `Ring.prepare`.
+    launcher
+        The driver's launch, without the record of an event.
+    pointers
+        The indices of the arguments that are memory.
+    converters
+        Of the arguments.
+    kernel, grid, block, shared_bytes
+        As the caller has passed them; they have been checked.
+    """
+
+    __slots__ = ("_queue", "block", "converters", "enqueue", "estimate", "grid", "kernel", "launcher", "pointers",
+                 "shared_bytes")  # fmt: skip
+
+    def __init__(
+        self, queue: StreamQueue, enqueue: Enqueue, launcher: Launcher, estimate: Estimate, pointers: tuple[int, ...],
+        converters: tuple[Callable[[Any], Any], ...], kernel: Kernel, grid: Any, block: Any, shared_bytes: Any,
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self.enqueue = enqueue
+        self.launcher = launcher
+        self.estimate = estimate
+        self.pointers = pointers
+        self.converters = converters
+        self.kernel = kernel
+        self.grid = grid
+        self.block = block
+        self.shared_bytes = shared_bytes
+
+    def repeat(
+        self, args: tuple[Any, ...], label: str | None = None, values: Sequence[Any] | None = None
+    ) -> StreamOperation[None] | None:
+        """Enqueue the launch again. Return None if memory is new to the stream: then it needs all checks.
+
+        ``values`` are the arguments if they have been converted already. A measured hot path: it reads `_block` instead
+        of calling `block_of`.
+        """
+        queue = self._queue
+        if values is None:
+            if len(args) != len(self.converters):
+                raise self.kernel.signature.count_error(args)
+            values = []
+            for convert, argument in zip(self.converters, args):  # noqa: B905 - just counted
+                values.append(convert(argument))
+        for index in self.pointers:
+            memory: Block = args[index]._block
+            used = memory.uses.get(queue)
+            # If that operation failed or was skipped, so were the waits before it.
+            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
+                return None
+        operation = self.enqueue(values, args, label)
+        for index in self.pointers:
+            args[index]._block.uses[queue] = operation
+        return operation

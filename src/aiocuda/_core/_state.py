@@ -1,0 +1,23 @@
+"""The states of an operation. `aiocuda.completion._transitions` has the transitions between them."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["ABANDONED", "DONE", "FAILED", "LANDING", "QUEUED", "STAGING", "SUBMITTED", "State"]
+
+
+class State(enum.IntEnum):
+    """The states of an operation. From DONE on it is finished."""
+
+    QUEUED = 0  #: on the host, in the stream's host queue
+    STAGING = 1  #: its bytes are being copied through pinned memory
+    SUBMITTED = 2  #: the stream has accepted it
+    LANDING = 3  #: the device has finished; the host copies the bytes out to the caller's array
+    DONE = 4
+    FAILED = 5
+    ABANDONED = 6
+
+
+# The hot path compares plain integers: each use of an IntEnum member costs an attribute look-up.
+QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)

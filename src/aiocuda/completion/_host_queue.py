@@ -1,0 +1,218 @@
+"""HostQueue: the operations of one stream that are still on the host."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .._base._log import log
+from .._core._state import DONE, QUEUED, SUBMITTED
+from ..errors import BusyError, DeviceFault
+from ._pumps import Pumps
+
+if TYPE_CHECKING:
+    from .._base._failure import Failure
+    from ._gates import Gate
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
+
+__all__ = ["MOST_PER_PUMP", "HostQueue"]
+
+#: Seconds between two events "queue_full" of one stream.
+REPORT_SECONDS = 10.0
+
+#: Seconds between two queries of a full stream: an enqueue must stay cheap.
+ASK_AGAIN = 50e-6
+
+#: Operations submitted in one pass: 128 launches take 0.6 ms, and no turn of the loop may take 5 ms.
+MOST_PER_PUMP = 128
+
+
+class HostQueue:
+    """The operations of one stream that are still on the host, first in, first out.
+
+    It is usually empty, and then costs nothing. Operations wait in it for three reasons. The hardware queue of a stream
+    holds a limited number of entries, and then blocks the caller. A pageable copy is many chunks that no operation may
+    overtake. An operation may have to wait for something on the host, its `Gate`: an operation of another stream that
+    is itself on the host, or a kernel that is being compiled.
+
+    Attributes
+    ----------
+    entries : deque of Operation
+        The operations, the oldest first.
+    followers : dict of StreamQueue
+        The queues whose oldest entry waits for the submission of an operation of this queue.
+    """
+
+    __slots__ = ("_pumping", "_queue", "_reported_at", "_scheduled", "entries", "followers")
+
+    def __init__(self, queue: StreamQueue) -> None:
+        self._queue = queue
+        self._reported_at = -math.inf  # the time of the last event "queue_full"
+        self._pumping = False
+        self._scheduled = False
+        self.entries: deque[StreamOperation[Any]] = queue.on_host
+        self.followers: dict[StreamQueue, None] = {}
+
+    def put(
+        self,
+        operation: StreamOperation[Any],
+        call: Callable[..., object] | None,
+        arguments: tuple[Any, ...],
+        gate: Gate | None = None,
+    ) -> None:
+        """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
+        queue = self._queue
+        poison = queue.poison
+        if poison is not None:
+            if not poison.delivered:
+                queue.skip(operation, poison.failure())
+                return
+            queue.poison = None
+        if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
+            queue.poll()
+            if queue.reactor.faulted:  # the poll has found a fault, and has failed everything but this operation
+                queue.enqueued -= 1
+                queue.check()
+            if len(queue.pending) >= queue.device_state.limit or (gate is not None and not gate.ready(operation)):
+                queue.enqueued -= 1
+                raise BusyError(
+                    f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
+                    f"take {operation.kind!r} at once: await what it depends on, then try again"
+                )
+        operation.call = call
+        operation.arguments = arguments
+        operation.gate = gate
+        operation.status = QUEUED
+        self.entries.append(operation)
+        self.pump()
+        if self.entries:
+            if not queue.active:
+                queue.reactor.activate(queue)
+            if len(self.entries) == 1:
+                self._report_full()
+            if not queue.watch.attended or len(self.entries) == 1:
+                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+
+    def _report_full(self) -> None:
+        """Log that the stream takes no more operations for now; at most once in `REPORT_SECONDS`."""
+        queue, limit = self._queue, self._queue.device_state.limit
+        now = queue.driver.now()
+        if len(queue.pending) >= limit and now - self._reported_at > REPORT_SECONDS:
+            self._reported_at = now
+            device = queue.device_state.properties.name
+            log("info", "queue_full", queue="stream", device=device, stream=queue.name, limit=limit)
+
+    def pump(self) -> None:
+        """Submit the operations for which the stream has room."""
+        if self._pumping:
+            return  # `Ring.poll`, called below, pumps too
+        self._pumping = True
+        queue = self._queue
+        entries = self.entries
+        moved = False
+        try:
+            asked = False
+            least = len(entries) - MOST_PER_PUMP
+            while entries:
+                if len(queue.pending) >= queue.device_state.limit:
+                    # Ask for room once at most: the rest belongs to a later turn of the loop.
+                    early = asked or queue.driver.now() - queue.last_busy < ASK_AGAIN
+                    if early or not queue.poll(MOST_PER_PUMP) or not entries:
+                        break
+                    asked = True
+                if len(entries) <= least:
+                    self._pump_soon()
+                    break
+                operation = entries[0]
+                if operation.gate is not None:
+                    is_open = self._is_open(operation, operation.gate)
+                    if not is_open:
+                        moved = moved or is_open is None
+                        break
+                if not entries or entries[0] is not operation:
+                    continue  # a fault has emptied the host queue
+                entries.popleft()
+                moved = True
+                if operation.status < DONE:
+                    operation.status = SUBMITTED
+                try:
+                    queue.submit(operation, operation.call, operation.arguments, ahead=True)
+                except BaseException:
+                    queue.interruption.put_back(operation)
+                    raise
+                operation.forget_call()
+        finally:
+            self._pumping = False
+        if moved and self.followers:
+            self._pump_followers()
+
+    def _pump_followers(self) -> None:
+        followers, self.followers = self.followers, {}
+        reactor = self._queue.reactor
+        if reactor.pumps is None:
+            reactor.pumps = Pumps(reactor.loop)
+        reactor.pumps.pump(followers)
+
+    def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
+        """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
+        queue, entries = self._queue, self.entries
+        try:
+            if not gate.ready(operation):
+                return False
+            failure = gate.failure()
+            if failure is None:
+                return True
+            failure = failure.unseen()
+            entries.popleft().forget_call()
+            queue.skip(operation, failure)
+            self.skip_all(failure)
+        except Exception as error:  # noqa: BLE001 - the operation fails with the failure of its gate
+            if entries and entries[0] is operation:
+                if not isinstance(error, DeviceFault):
+                    entries.popleft().forget_call()
+                elif not queue.active:
+                    queue.reactor.activate(queue)  # the fault fails all operations of active queues, this one too
+                queue.fail(operation, error)
+        return None
+
+    def _pump_soon(self) -> None:
+        """Submit more in the next turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._queue.loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def skip_all(self, failure: Failure) -> None:
+        """Skip all operations, because an earlier one has failed."""
+        while self.entries:
+            operation = self.entries.popleft()
+            operation.forget_call()
+            self._queue.skip(operation, failure)
+
+    def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
+        """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""
+        while self.entries:
+            operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
+            awaited = operation.is_awaited
+            operation.forget_call()
+            operation.fail(failure, fault)
+            yield operation, awaited
+            if self.entries and self.entries[0] is operation:
+                self.entries.popleft()
+
+    def withdraw(self) -> list[StreamOperation[Any]]:
+        """Remove and return all operations."""
+        operations = list(self.entries)
+        self.entries.clear()
+        for operation in operations:
+            operation.forget_call()
+        return operations
+
+    def __len__(self) -> int:
+        return len(self.entries)

@@ -1,0 +1,134 @@
+"""Reports: notifies the listeners of the operations of one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._listeners import Hooks, call_hooks, call_resolve_hooks
+
+if TYPE_CHECKING:
+    from ._stream_operation import StreamOperation
+    from ._stream_queue import StreamQueue
+
+__all__ = ["Reports"]
+
+
+class Reports:
+    """Notifies the listeners of the operations of one stream, once of each event.
+
+    It knows which operations are awaited without a waiter: an await that begins resolves operations before it suspends.
+    """
+
+    __slots__ = ("_awaited", "_gathered", "_queue", "_reported")
+
+    def __init__(self, queue: StreamQueue) -> None:
+        self._queue = queue
+        self._reported = 0  # the id of the last operation whose end the listeners have been notified of
+        self._awaited: StreamOperation[Any] | None = None
+        self._gathered: frozenset[StreamOperation[Any]] = frozenset()
+
+    def awaits(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether an await that begins waits for the operation."""
+        return operation is self._awaited or operation in self._gathered
+
+    def begin_await(self, operation: StreamOperation[Any]) -> None:
+        """Note that an await resolves operations without suspension, up to this one."""
+        self._awaited = operation
+
+    def end_await(self) -> None:
+        """Note that it has resolved them."""
+        self._awaited = None
+
+    def linger(self, last: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
+        """Call `Ring.linger` for the last operation of a stream. The hooks see that all gathered ones are awaited."""
+        self._gathered = frozenset(gathered)
+        try:
+            self._queue.linger(last)
+        finally:
+            self._gathered = frozenset()
+
+    def was_reported(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether the listeners have been notified of the end of this operation, the last one of all."""
+        return operation.id == self._reported
+
+    def followed(self, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
+        listeners = self._queue.device_state.listeners
+        if listeners is not None and listeners.follow:
+            self._remove_failed(call_hooks(listeners.follow, self._queue, operation))
+
+    def submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the stream has accepted the operation."""
+        try:
+            failed = operation.context.run(call_hooks, hooks, operation)
+        except RuntimeError:  # a hook of this operation, which runs in this context, has led here
+            failed = operation.context.copy().run(call_hooks, hooks, operation)
+        if failed:
+            self._remove_failed(failed)
+
+    def resolved(self, operation: StreamOperation[Any]) -> bool:
+        """Notify the listeners, once, that the operation is about to finish. Its events are still valid.
+
+        Return whether the operation now has an `Extra`: a hook may abandon it.
+        """
+        device_state = self._queue.device_state
+        listeners = device_state.listeners if operation.id != self._reported else None
+        if device_state.starts:
+            start, end = device_state.starts.pop(operation.id, None), operation.lease
+            if start is not None:
+                try:
+                    if listeners is not None and end is not None and end.timing:
+                        self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
+                        listeners = None
+                finally:
+                    device_state.leases.give(start)
+        if listeners is not None and listeners.resolve:
+            self._call_resolve(listeners.resolve, operation, 0, 0)
+        return operation.extra is not None
+
+    def faulted(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that a fault has ended. Its events stay in use.
+
+        ``awaited``: it had waiters, which have been woken.
+        """
+        self._queue.device_state.starts.pop(operation.id, None)
+        self.gone(operation, awaited)
+
+    def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that nothing watches any more."""
+        listeners = self._queue.device_state.listeners
+        if listeners is not None and listeners.resolve:
+            before, self._awaited = self._awaited, operation if awaited else None
+            try:
+                self._call_resolve(listeners.resolve, operation, 0, 0)
+            finally:
+                self._awaited = before
+
+    def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
+        left = iter(hooks)
+        self._reported = operation.id
+        # Nothing between these lines makes a call: Ctrl-C comes before the operation counts as reported, or below.
+        try:
+            failed = operation.context.run(call_resolve_hooks, left, operation, start, end)
+        except RuntimeError:  # as in `submitted`
+            failed = operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+        except BaseException:  # Ctrl-C between two hooks
+            operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+            raise
+        if failed:
+            self._remove_failed(failed)
+
+    def _remove_failed(self, failed: Sequence[tuple[object, BaseException]]) -> None:
+        """Remove listeners with a hook that has raised, and report their errors. No operation fails."""
+        interrupt: BaseException | None = None
+        for listener, error in failed:
+            self._queue.device_state.remove_listener(listener)
+            try:
+                self._queue.reactor.report(
+                    f"a hook of the listener {type(listener).__qualname__} failed, and the listener was removed", error
+                )
+            except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first
+                interrupt = left
+        if interrupt is not None:
+            raise interrupt
