@@ -386,7 +386,8 @@ async def test_release_while_the_device_closes_does_no_harm(rig: Rig) -> None:
             nonlocal late
             late = None
 
-    exports.returned.append(Returned())  # in its place another thread takes its turn
+    returned: Any = Returned()
+    exports.returned.append(returned)  # in its place another thread takes its turn
     assert len(exports.addresses()) == 1
     exports.returned.popleft()
 

@@ -11,8 +11,8 @@ import threading
 import warnings
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from ..completion._device_state import DeviceState
 from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._block import Block, DroppedBlock
-from ._buffer import BufferExports, DeviceBuffer
+from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
 from ._managed import ManagedPool
 from ._resource import MemoryResource, as_address
@@ -37,6 +37,8 @@ from ._unified import UnifiedBuffer
 if TYPE_CHECKING:
     from ..completion._reactor import Reactor
     from ..completion._stream_operation import StreamOperation
+    from .interchange._exports import Exports
+    from .interchange._foreign import ForeignMemory
 
 __all__ = ["DeviceMemory"]
 
@@ -45,23 +47,6 @@ _Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
 
 #: Of a live block: its size in bytes, the queue that it was allocated in, and the resource that it goes back to.
 _Record: TypeAlias = "tuple[int, StreamQueue | None, MemoryResource]"
-
-
-class AdoptedMemory(Protocol):
-    """Memory of other libraries that buffers use. `aiocuda.memory.interchange._foreign.ForeignMemory` implements it."""
-
-    @property
-    def alive(self) -> Collection[Any]:
-        """Weak references to the blocks of adopted memory."""
-
-    def adopt(self, queue: StreamQueue, array: Any, read_only: bool) -> Any:
-        """Return a buffer over another library's array: `aiocuda.Stream.adopt`."""
-
-    def sweep(self, most: int | None = None) -> None:
-        """Release the arrays of unused buffers; look at most at ``most`` freed buffers."""
-
-    def close(self) -> None:
-        """Release all arrays, except those that the device may still access."""
 
 
 class DeviceMemory:
@@ -75,8 +60,8 @@ class DeviceMemory:
         self,
         device_state: DeviceState,
         device: object,
-        exports: BufferExports,
-        foreign: AdoptedMemory,
+        exports: Exports,
+        foreign: ForeignMemory,
         *,
         reactor: Callable[[], Reactor],
         known_reactor: Callable[[AbstractEventLoop], Reactor | None],

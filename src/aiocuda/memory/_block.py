@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -12,16 +12,18 @@ from ..driver.protocol import Driver
 from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
-    from ..completion._device_state import DeviceState
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
     from ._accesses import Ranges
+    from ._allocator import DeviceMemory
+    from ._managed import ManagedPool
+    from ._pinned import PinnedPool
     from ._region import Region
+    from .interchange._foreign import ForeignMemory
 
-__all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse", "Owner"]
+__all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse"]
 
 #: Entries of `Block.uses` or `Block.peers` above which the passed ones are removed. Streams come and go, and a buffer
 #: may outlive them.
@@ -34,22 +36,6 @@ class DroppedBlock(NamedTuple):
     address: int
     nbytes: int
     allocation_event: StreamOperation[Any] | None
-
-
-class Owner(Protocol):
-    """The object that a block's memory goes back to."""
-
-    @property
-    def device_state(self) -> DeviceState:
-        """The state of the opened device."""
-
-    @property
-    def closed(self) -> bool:
-        """True once the device has been closed."""
-
-    @property
-    def dropped(self) -> list[DroppedBlock] | deque[DroppedBlock]:
-        """Records of blocks that were dropped without a free. A finaliser appends one record and does nothing else."""
 
 
 class ExternalUse:
@@ -162,7 +148,7 @@ class Block:
         address: int,
         nbytes: int,
         home: StreamQueue | None,
-        owner: Owner,
+        owner: DeviceMemory | ManagedPool | PinnedPool | ForeignMemory,
         shape: tuple[int, ...] | None = None,
         dtype: np.dtype[Any] | None = None,
     ) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -17,14 +16,15 @@ from .._base._types import Span
 from .._core._operation import Operation
 from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
-from ._block import Block, Owner
+from ._block import Block
 
 if TYPE_CHECKING:
-    from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
-    from ..driver.protocol import Driver
+    from ._allocator import DeviceMemory
+    from ._managed import ManagedPool
+    from .interchange._foreign import ForeignMemory
 
-__all__ = ["BufferExports", "BufferOwner", "DeviceBuffer", "block_of", "offset_of"]
+__all__ = ["DeviceBuffer", "block_of", "offset_of"]
 
 
 class HasQueue(Protocol):
@@ -39,81 +39,6 @@ class HasOperation(Protocol):
 
     @property
     def operation(self) -> Operation[Any]: ...
-
-
-class BufferExports(Protocol):
-    """Exports one device's buffers to other libraries. `aiocuda.memory.interchange._exports.Exports` implements it."""
-
-    @property
-    def returned(self) -> deque[Any]:
-        """Exports that their consumers have released and that `sweep` has not processed."""
-
-    @property
-    def held(self) -> Collection[Any]:
-        """Exports that `sweep` has not taken back."""
-
-    @property
-    def is_cuda(self) -> bool:
-        """True if other libraries can use the device's addresses."""
-
-    def note_complete(self, buffers: Iterable[DeviceBuffer]) -> None:
-        """Note that buffers are complete when the program gets them."""
-
-    def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
-        """Return ``buffer.__dlpack_device__()``."""
-
-    def capsule(
-        self, buffer: DeviceBuffer, stream: object, max_version: Any, dl_device: Any, copy: bool | None
-    ) -> object:
-        """Return ``buffer.__dlpack__(…)``."""
-
-    def interface(self, buffer: DeviceBuffer) -> dict[str, Any]:
-        """Return ``buffer.__cuda_array_interface__``."""
-
-    def hold(self, buffer: DeviceBuffer) -> Any:
-        """Note that another thread has a buffer, and may export it, until `let_go`."""
-
-    def let_go(self, export: Any) -> None:
-        """End `hold`."""
-
-    def held_capsule(
-        self,
-        buffer: DeviceBuffer,
-        returned: deque[None],
-        stream: object,
-        max_version: Any,
-        dl_device: Any,
-        copy: bool | None,
-    ) -> tuple[object, int | None]:
-        """Return a capsule of a buffer that `hold` holds, and the handle of the consumer's stream. **Any thread.**"""
-
-    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
-        """Take back the exports that consumers have released; at most ``most`` of them."""
-
-    def close(self) -> None:
-        """Take back no export from now on."""
-
-    def addresses(self) -> set[int]:
-        """Return the addresses of the blocks that other libraries still hold after the device has been drained."""
-
-
-class BufferOwner(Owner, Protocol):
-    """The memory that a buffer belongs to: `DeviceMemory`, `ManagedPool` or `ForeignMemory`."""
-
-    @property
-    def driver(self) -> Driver:
-        """The device's driver."""
-
-    @property
-    def device(self) -> object:
-        """The `aiocuda.Device`, for `DeviceBuffer.device`."""
-
-    @property
-    def exports(self) -> BufferExports:
-        """Exports the buffer to other libraries."""
-
-    def free(self, block: Block, queue: StreamQueue | None) -> None:
-        """Free a block after all work that uses it; in the order of ``queue`` if there is one."""
 
 
 @refuses("has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`")
@@ -136,7 +61,7 @@ class DeviceBuffer:
 
     def __init__(
         self,
-        memory: BufferOwner,
+        memory: DeviceMemory | ManagedPool | ForeignMemory,
         block: Block,
         offset: int,
         shape: tuple[int, ...],

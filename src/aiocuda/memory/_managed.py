@@ -10,7 +10,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,11 @@ from ._host_view import HostView
 from ._migrations import PAGE, Migrations
 
 if TYPE_CHECKING:
-    from .._base._types import DeviceProperties
     from .._core._operation import Operation
-    from ..completion._device_state import DeviceState
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
-    from ..driver.protocol import Driver
-    from ._buffer import BufferExports
+    from ._allocator import DeviceMemory
+    from .interchange._exports import Exports
 
 __all__ = ["ManagedBlock", "ManagedPool"]
 
@@ -91,22 +89,6 @@ class ManagedBlock(Block):
         return bool(self.advising or self.unfinished())
 
 
-class _DeviceMemory(Protocol):
-    """The part of `DeviceMemory` that `ManagedPool` uses."""
-
-    device_state: DeviceState
-    driver: Driver
-    properties: DeviceProperties
-    device: object
-    exports: BufferExports
-
-    def count_bytes(self, nbytes: int) -> None:
-        """Add to the live bytes; a negative number subtracts."""
-
-    def owns(self, queue: StreamQueue) -> bool:
-        """True for a stream of this device."""
-
-
 class ManagedPool:
     """The managed memory of one device, by size class: powers of two of at least a page. All loops share it.
 
@@ -136,7 +118,7 @@ class ManagedPool:
 
     def __init__(
         self,
-        memory: _DeviceMemory,
+        memory: DeviceMemory,
         reactor: Callable[[], Reactor],
         newest_unfinished: Callable[[], Operation[Any] | None],
     ) -> None:
@@ -157,7 +139,7 @@ class ManagedPool:
         self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # the live blocks by address
 
     @property
-    def exports(self) -> BufferExports:
+    def exports(self) -> Exports:
         """The device's buffers that other libraries hold, managed or not."""
         return self._memory.exports
 

@@ -13,7 +13,7 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +28,10 @@ from ._block import Block, DroppedBlock
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._region import Region
 
-__all__ = ["HostExports", "PinnedBuffer", "PinnedPool", "pinned_block_of"]
+if TYPE_CHECKING:
+    from .interchange._exports import Exports
 
-
-class HostExports(Protocol):
-    """Exports pinned arrays to other libraries. `aiocuda.memory.interchange._exports.Exports` implements it."""
-
-    def host_capsule(
-        self,
-        array: PinnedBuffer,
-        block: Block | None,
-        stream: Any,
-        max_version: tuple[int, int] | None,
-        dl_device: tuple[int, int] | None,
-        copy: bool | None,
-    ) -> object:
-        """Return ``array.__dlpack__(…)`` of a pinned array; ``block`` is None if the array is not pinned."""
+__all__ = ["PinnedBuffer", "PinnedPool", "pinned_block_of"]
 
 
 class HostBlock(Block):
@@ -99,7 +87,7 @@ class PinnedPool:
     __slots__ = ("_deferred_frees", "_free", "_regions", "closed", "device_state", "driver", "dropped", "exports",
                  "lent")  # fmt: skip
 
-    def __init__(self, device_state: DeviceState, exports: HostExports) -> None:
+    def __init__(self, device_state: DeviceState, exports: Exports) -> None:
         self.device_state = device_state
         self.driver = device_state.driver
         self.exports = exports
