@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from asyncio import AbstractEventLoop
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import DeviceFault
 
-__all__ = ["OPEN_DEVICES", "DeviceObserver", "OpenDevices", "OpenedDevice"]
+if TYPE_CHECKING:
+    from ._resources import DeviceResources
+
+__all__ = ["OPEN_DEVICES", "DeviceObserver", "OpenDevices"]
 
 
 class DeviceObserver(Protocol):
@@ -22,17 +25,6 @@ class DeviceObserver(Protocol):
         """Called when no operation is left, or when the device is abandoned; before its resources are freed."""
 
 
-class OpenedDevice(Protocol):
-    """The resources of a device: `aiocuda.device._resources.DeviceResources`."""
-
-    closed: bool
-    closing: bool
-    device: Any
-    driver: Any
-    index: int
-    loop_states: Any
-
-
 class OpenDevices:
     """The devices that are open, by weak references, in the order in which they were opened.
 
@@ -41,11 +33,11 @@ class OpenDevices:
     """
 
     def __init__(self) -> None:
-        self._opened: tuple[weakref.ref[OpenedDevice], ...] = ()
+        self._opened: tuple[weakref.ref[DeviceResources], ...] = ()
         self.observers: tuple[DeviceObserver, ...] = ()
         self._replacing = threading.Lock()
 
-    def add(self, device: OpenedDevice) -> None:
+    def add(self, device: DeviceResources) -> None:
         """Add a device that was opened, and forget those that were closed."""
         new = weakref.ref(device)
         while True:
@@ -64,12 +56,12 @@ class OpenDevices:
         """Notify it no longer."""
         self.observers = tuple(each for each in self.observers if each is not observer)
 
-    def find(self, loop: AbstractEventLoop, gpu: int | None) -> OpenedDevice | None:
+    def find(self, loop: AbstractEventLoop, gpu: int | None) -> DeviceResources | None:
         """Return the device that a loop has open for a GPU; for None, any device.
 
         A device that is being closed, or has failed, is returned only if there is no other.
         """
-        unusable: OpenedDevice | None = None
+        unusable: DeviceResources | None = None
         for known in self._opened:
             device = known()
             if device is None or device.closed or device.loop_states.get(loop) is None:
@@ -81,7 +73,7 @@ class OpenDevices:
             unusable = unusable or device
         return unusable
 
-    def on_loop(self, loop: AbstractEventLoop) -> list[OpenedDevice]:
+    def on_loop(self, loop: AbstractEventLoop) -> list[DeviceResources]:
         """Return the devices that a loop has open, without those that are being closed."""
         devices = [device for known in self._opened if (device := known()) is not None]
         return [each for each in devices if not each.closing and each.loop_states.get(loop) is not None]
@@ -91,8 +83,7 @@ class OpenDevices:
         for known in self._opened:
             device = known()
             if device is not None and not device.closed and device.driver.fault is not None:
-                fault: DeviceFault = device.driver.fault
-                return fault
+                return device.driver.fault
         return None
 
 

@@ -27,7 +27,7 @@ def open_device_for(gpu: int | None) -> DeviceResources:
     if loop is None:
         raise NoEventLoopError("a wait belongs to the running event loop, and none is running: call it in a coroutine")
     found = OPEN_DEVICES.find(loop, gpu)
-    if isinstance(found, DeviceResources):
+    if found is not None:
         return found
     which, index = ("", "") if gpu is None else (f" for GPU {gpu}", str(gpu))
     raise InvalidArgumentError(

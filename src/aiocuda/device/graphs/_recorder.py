@@ -19,7 +19,8 @@ from ...completion._stream_queue import StreamQueue, stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer
 from .._resources import DeviceResources
-from ..streams._hook import HookedStream, RecordedOperation, StreamHook
+from ..streams._hook import RecordedOperation, StreamHook
+from ..streams._stream import Stream
 from ._nodes import NODES, GraphNode, copy_node
 
 __all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
@@ -64,7 +65,7 @@ class CapturedOperation(RecordedOperation[T_co]):
         self.value = value
         return self
 
-    def joined_by(self, stream: HookedStream) -> Operation[None]:
+    def joined_by(self, stream: Stream) -> Operation[None]:
         """Record that later work of this stream waits for it. A stream that is not captured is captured from now on."""
         return self.recorder.wait(stream, self)
 
@@ -109,7 +110,7 @@ class CapturedOperation(RecordedOperation[T_co]):
 class RecordingHook:
     """The hook of a captured stream: each method records a node, or raises an error with the reason and the cure."""
 
-    def __init__(self, recorder: Recorder, stream: HookedStream) -> None:
+    def __init__(self, recorder: Recorder, stream: Stream) -> None:
         self._recorder = recorder
         self._stream = stream
         self._resources = recorder.resources
@@ -149,7 +150,7 @@ class RecordingHook:
         return self._recorder.add(self._stream, copy_node(self._resources, out, buffer)).returning(out)
 
     def _wait(self, other: Any) -> Operation[Any]:
-        operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)
+        operation = other._last_work() if isinstance(other, Stream) else getattr(other, "operation", other)
         if isinstance(operation, CapturedOperation):
             return self._recorder.wait(self._stream, operation)
         if operation is not None and not isinstance(operation, StreamOperation):
@@ -165,15 +166,15 @@ class RecordingHook:
 class Recorder:
     """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends."""
 
-    def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
+    def __init__(self, resources: DeviceResources, origin: Stream) -> None:
         self.resources = resources
         self.origin = origin  #: the stream that is captured first
         #: Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
         self.token = object()
         self.nodes: list[GraphNode] = []
         self.open = self.used = False  #: True inside the ``with`` block; True from the beginning of the block on
-        self._heads: dict[HookedStream, tuple[int, ...]] = {}
-        self._hooks: dict[HookedStream, StreamHook | None] = {}  # those of the streams when they are not captured
+        self._heads: dict[Stream, tuple[int, ...]] = {}
+        self._hooks: dict[Stream, StreamHook | None] = {}  # those of the streams when they are not captured
         self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
@@ -185,7 +186,7 @@ class Recorder:
         self.open = self.used = True
         self._capture(self.origin, ())
 
-    def _capture(self, stream: HookedStream, head: tuple[int, ...]) -> None:
+    def _capture(self, stream: Stream, head: tuple[int, ...]) -> None:
         if isinstance(stream._hook, RecordingHook):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
         self._hooks[stream] = stream._put_hook(RecordingHook(self, stream))
@@ -213,7 +214,7 @@ class Recorder:
         nodes, self.nodes = self.nodes, []
         return tuple(nodes)
 
-    def check(self, stream: HookedStream) -> None:
+    def check(self, stream: Stream) -> None:
         """Raise unless the running task may record work of this stream."""
         stream_queue(stream).check()
         if asyncio.current_task() is not self._task:
@@ -222,7 +223,7 @@ class Recorder:
                 "into it, too: let that end first, or use a stream of its own"
             )
 
-    def add(self, stream: HookedStream, node: GraphNode) -> CapturedOperation[Any]:
+    def add(self, stream: Stream, node: GraphNode) -> CapturedOperation[Any]:
         """Add a node after the stream's head."""
         check_host_writes(self.nodes, node)
         index = len(self.nodes)
@@ -230,11 +231,11 @@ class Recorder:
         self._heads[stream] = (index,)
         return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 
-    def head(self, stream: HookedStream, kind: str) -> CapturedOperation[Any]:
+    def head(self, stream: Stream, kind: str) -> CapturedOperation[Any]:
         """Return an operation that represents all recorded work of the stream."""
         return CapturedOperation.of(self, stream_queue(stream), kind, self._heads[stream], None)
 
-    def wait(self, stream: HookedStream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
+    def wait(self, stream: Stream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
         """Let later nodes of the stream wait for a captured operation. Captures the stream if it is not captured."""
         if not (self.open and other.recorder is self):
             raise BusyError(

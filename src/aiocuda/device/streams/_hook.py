@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..._core._operation import Operation
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue
 
-__all__ = ["HookedStream", "RecordedOperation", "StreamHook"]
+if TYPE_CHECKING:
+    from ._stream import Stream
+
+__all__ = ["RecordedOperation", "StreamHook"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -32,26 +34,11 @@ class StreamHook(Protocol):
         """
 
 
-@runtime_checkable
-class HookedStream(Protocol):
-    """The part of `aiocuda.Stream` that hooks use. It breaks an import cycle: streams import hooks."""
-
-    _queue: StreamQueue
-    _hook: StreamHook | None
-
-    @property
-    def name(self) -> str: ...
-
-    def _last_work(self) -> Operation[Any] | None: ...
-
-    def _put_hook(self, hook: StreamHook | None) -> StreamHook | None: ...
-
-
 class RecordedOperation(StreamOperation[T_co]):
     """An operation that a hook has recorded: its stream has not enqueued it."""
 
     __slots__ = ()
 
-    def joined_by(self, stream: HookedStream) -> Operation[None]:
+    def joined_by(self, stream: Stream) -> Operation[None]:
         """Record that later work of this stream waits for the operation. Called by `Stream.wait`."""
         raise NotImplementedError
