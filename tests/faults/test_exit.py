@@ -71,6 +71,38 @@ LONG = ["SIGINT at exit", "held for longer"]
 SHORT = [case for case in CASES if case not in LONG]
 
 
+#: Leaves two devices open with a running kernel, after a third was closed. Each kernel says when it ends.
+TWO_DEVICES = """
+import asyncio, time, aiocuda
+
+def slow(seconds):
+    time.sleep(seconds)
+    print(seconds, flush=True)
+
+async def main():
+    async with aiocuda.open_device(driver="host"):
+        pass
+    kernel = aiocuda.Kernel("slow", source='extern "C" __global__ void slow(double seconds) {}', host=slow)
+    for seconds in (0.1, 0.4):
+        device = await aiocuda.open_device(driver="host")
+        await device.load(kernel)  # a launch that waits for it on the host is lost with the loop
+        stream = device.stream()
+        kept.extend((device, stream, stream.launch(kernel, 1, 1, seconds)))
+
+kept = []
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_exit_waits_for_all_devices_that_are_open() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", TWO_DEVICES],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["0.1", "0.4"], "")
+
+
 @pytest.mark.slow
 def test_one_of_each_short_case() -> None:
     check(ends("host", 1, 3, SHORT), dict.fromkeys(SHORT, 1))

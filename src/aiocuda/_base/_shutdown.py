@@ -1,21 +1,19 @@
-"""Shutdown: awaiting work that a cancellation must not interrupt, deadlines, and the interpreter's exit."""
+"""Shutdown: awaiting work that a cancellation must not interrupt, and deadlines."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import sys
-import time
 import weakref
 from collections.abc import Collection, Coroutine
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..errors import DrainTimeoutWarning
 from ._types import SourceLine
 
 __all__ = [
-    "DRAIN_TIMEOUT", "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
+    "DRAIN_TIMEOUT", "DrainDeadline", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "warn_unfinished",
 ]  # fmt: skip
 
@@ -162,37 +160,3 @@ class DrainDeadline:
         if self._deadline is None:
             return float(self.timeout)
         return max(0.001, self._deadline - asyncio.get_running_loop().time())
-
-
-class Drained(Protocol):
-    """A device, as the interpreter's exit uses it."""
-
-    deadline: DrainDeadline
-    closed: bool
-
-    def unfinished(self) -> bool:
-        """True if the device has unfinished work."""
-
-
-_open: weakref.WeakSet[Drained] = weakref.WeakSet()
-
-
-def drain_at_exit(device: Drained) -> None:
-    """Wait for the device's work when the interpreter exits. One hook serves all devices."""
-    if not _open:
-        atexit.unregister(_drain_all)
-        atexit.register(_drain_all)
-    _open.add(device)
-
-
-def _drain_all() -> None:
-    """Block until all work is done, its time is up, or Ctrl-C. No loop runs any more, so blocking is allowed here."""
-    began = time.monotonic()
-    try:
-        for device in list(_open):
-            while not device.closed and device.unfinished():
-                if time.monotonic() - began > device.deadline.timeout:
-                    break
-                time.sleep(0.001)  # noqa: TID251 - no loop runs any more
-    except KeyboardInterrupt:
-        return  # the user does not want to wait for the exit; the exit code stays

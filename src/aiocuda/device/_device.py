@@ -16,7 +16,7 @@ from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import lacks
-from .._base._shutdown import DRAIN_TIMEOUT, drain_at_exit, finish_shielded, finish_within, warn_unfinished
+from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded, finish_within, warn_unfinished
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
 from .._core._operation import INTERNAL
@@ -83,7 +83,6 @@ class Device(ProcessLocal):
         self._streams_before = driver.statistics()["streams_created"]
         self._giving_back = False
         self._resources = resources
-        drain_at_exit(resources)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 import weakref
 from asyncio import AbstractEventLoop
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,7 +40,10 @@ class OpenDevices:
         self._replacing = threading.Lock()
 
     def add(self, device: DeviceResources) -> None:
-        """Add a device that was opened, and forget those that were closed."""
+        """Add a device that was opened, and forget those that were closed.
+
+        When the interpreter exits, it waits for the work of the devices that are open. One hook serves all of them.
+        """
         new = weakref.ref(device)
         while True:
             before = self._opened
@@ -46,7 +51,10 @@ class OpenDevices:
             with self._replacing:  # nothing in here allocates memory, so that the collector does not run
                 if self._opened is before:
                     self._opened = after
-                    return
+                    break
+        if len(after) == 1:
+            atexit.unregister(self._drain)
+            atexit.register(self._drain)
 
     def add_observer(self, observer: DeviceObserver) -> None:
         """Notify an observer of the devices that are opened from now on. For `aiocuda trace`."""
@@ -85,6 +93,19 @@ class OpenDevices:
             if device is not None and not device.closed and device.driver.fault is not None:
                 return device.driver.fault
         return None
+
+    def _drain(self) -> None:
+        """Block until all work is done, its time is up, or Ctrl-C. Only at exit, where blocking is allowed."""
+        began = time.monotonic()
+        try:
+            for known in self._opened:
+                device = known()
+                while device is not None and not device.closed and device.unfinished():
+                    if time.monotonic() - began > device.deadline.timeout:
+                        break
+                    time.sleep(0.001)  # noqa: TID251 - no loop runs any more
+        except KeyboardInterrupt:
+            return  # the user does not want to wait for the exit; the exit code stays
 
 
 #: The devices of this process.
