@@ -21,6 +21,7 @@ from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES
 from .device._resources import DeviceResources, resources_of
+from .device._stream_imports import handle_of
 from .device.streams._foreign_streams import ForeignStreams
 from .device.streams._hook import StreamHook
 from .device.streams._joins import follow, join, prepare_join, wait_for
@@ -33,7 +34,6 @@ from .memory._buffer import block_of
 from .memory._pinned import pinned_block_of
 from .memory.interchange._bounds import bounds_on_device
 from .memory.interchange._host_arrays import as_source, as_target
-from .memory.interchange._streams import handle_of
 
 __all__ = [
     "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "DeviceResources", "ForeignStreams", "Jobs", "Queue", "Ranges",

@@ -31,10 +31,10 @@ from ..memory._host_writes import HOST_WRITES
 from ..memory._pinned import PinnedPool
 from ..memory.interchange._exports import Exports
 from ..memory.interchange._foreign import ForeignMemory
-from ..memory.interchange._streams import StreamImports
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
 from ._open_devices import OPEN_DEVICES
+from ._stream_imports import StreamImports
 
 if TYPE_CHECKING:
     from .streams._checker import Checker
@@ -110,11 +110,7 @@ class DeviceResources:
         self.driver = device_state.driver
         self.index = device_state.device
         self.properties: DeviceProperties = device_state.properties
-        #: Finds and imports streams of other libraries.
-        self.imports = StreamImports(
-            device_state, lambda: self.loop_states, lambda loop_state: self.streams.forget_dropped(loop_state)
-        )
-        exports = Exports(device_state, self.imports.queue_of)
+        exports = Exports(device_state, lambda handle: self.imports.queue_of(handle))
         self.pinned_pool = PinnedPool(device_state, exports)
         self.memory = DeviceMemory(
             device_state,
@@ -129,6 +125,8 @@ class DeviceResources:
         self.graphs = DriverGraphs(self.driver)
         self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
         self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
+        #: Finds and imports streams of other libraries.
+        self.imports = StreamImports(device_state, self.loop_states, self.streams)
         self.checker: Checker | None = None  #: finds unordered accesses, if the device was opened with ``check=True``
         #: Makes later work of a queue wait, on the device, for an unfinished operation of another stream.
         self.follow: Callable[[Any, StreamOperation[Any]], None] = StreamQueue.follow

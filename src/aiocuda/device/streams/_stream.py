@@ -29,10 +29,10 @@ from ...memory._buffer import DeviceBuffer
 from ...memory._unified import UnifiedBuffer
 from ...memory.interchange._host_arrays import as_source
 from ...memory.interchange._loan import Loan
-from ...memory.interchange._streams import handle_of
 from .._event import Event, record_event
 from .._loop_state import LoopState
 from .._resources import DeviceResources, resources_of
+from .._stream_imports import handle_of
 from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import Launches

@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
-
-from ...completion._device_state import DeviceState
-from ...completion._reactor import Reactor
-from ...completion._stream_queue import StreamQueue
-from ...errors import InvalidTypeError, WrongLoopError
+from ..completion._device_state import DeviceState
+from ..completion._stream_queue import StreamQueue
+from ..errors import InvalidTypeError, WrongLoopError
+from ._device_streams import DeviceStreams
+from ._loop_state import LoopState, LoopStates
 
 __all__ = ["StreamImports", "handle_of"]
 
 
-class LoopQueues(Protocol):
-    """The reactor and the stream queues of one loop: `aiocuda.device._loop_state.LoopState`."""
-
-    @property
-    def reactor(self) -> Reactor:
-        """The loop's reactor on the device."""
-
-    @property
-    def queues(self) -> dict[StreamQueue, None]:
-        """The loop's open queues."""
-
-
-class Loops(Protocol):
-    """The loops that use a device: `aiocuda.device._loop_state.LoopStates`."""
-
-    def exporting(self) -> LoopQueues:
-        """Return the queues of the running loop, or of the loop that runs a submitted function."""
-
-    def __iter__(self) -> Iterator[LoopQueues]: ...
-
-
 class StreamImports:
-    """Finds the stream queue of a CUDA stream handle, or imports the stream.
+    """Finds the stream queue of a CUDA stream handle, or imports the stream."""
 
-    Parameters
-    ----------
-    loops
-        Returns the loops that use the device.
-    close_unused
-        Closes the imported streams of a loop that no `aiocuda.Stream` refers to any more.
-    """
+    __slots__ = ("_device_state", "_loop_states", "_streams")
 
-    __slots__ = ("_close_unused", "_device_state", "_loops")
-
-    def __init__(
-        self, device_state: DeviceState, loops: Callable[[], Loops], close_unused: Callable[[Any], object]
-    ) -> None:
+    def __init__(self, device_state: DeviceState, loop_states: LoopStates, streams: DeviceStreams) -> None:
         self._device_state = device_state
-        self._loops = loops
-        self._close_unused = close_unused
+        self._loop_states = loop_states
+        self._streams = streams
 
-    def import_queue(self, loop_state: LoopQueues, handle: int) -> StreamQueue:
+    def import_queue(self, loop_state: LoopState, handle: int) -> StreamQueue:
         """Return a new queue of another library's stream. It is closed once it is unreferenced and idle."""
-        self._close_unused(loop_state)
+        self._streams.forget_dropped(loop_state)
         self._device_state.driver.stream_import(self._device_state.device, handle)
         queue = StreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
         loop_state.queues[queue] = None
@@ -70,10 +37,9 @@ class StreamImports:
         WrongLoopError
             aiocuda has made the stream, in another loop.
         """
-        loops = self._loops()
-        here = loops.exporting()
+        here = self._loop_states.exporting()
         has_handle = self._device_state.driver.stream_has_handle
-        for loop_state in loops:
+        for loop_state in self._loop_states:
             for queue in tuple(loop_state.queues):
                 if queue.ended or (queue.imported and loop_state is not here):
                     continue
