@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .._base._checks import flag
 from ..completion._stream_operation import StreamOperation
 from ..errors import InvalidTypeError
 from ._countdown import Countdown
-from ._operation import Operation
+from ._operation import HasOperation, Operation
 from ._state import DONE
 
 if TYPE_CHECKING:
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Gathering", "gather"]
 
 T = TypeVar("T")
-
-
-class _HasOperation(Protocol):
-    """An object that represents an operation, such as an `Event`."""
-
-    @property
-    def operation(self) -> Operation[Any]: ...
 
 
 def _operation(thing: object) -> StreamOperation[Any]:
@@ -119,14 +112,12 @@ class Gathering(Awaitable[T]):
 
 @overload
 def gather(
-    *operations: Operation[T] | _HasOperation, return_exceptions: Literal[False] = False
+    *operations: Operation[T] | HasOperation, return_exceptions: Literal[False] = False
 ) -> Gathering[list[T]]: ...
 
 
 @overload
-def gather(
-    *operations: Operation[T] | _HasOperation, return_exceptions: bool
-) -> Gathering[list[T | BaseException]]: ...
+def gather(*operations: Operation[T] | HasOperation, return_exceptions: bool) -> Gathering[list[T | BaseException]]: ...
 
 
 def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Generator
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from .._base._label import shown
 from .._base._mistakes import lacks, refuses
@@ -25,7 +25,7 @@ else:
             return ()
 
 
-__all__ = ["INTERNAL", "Operation"]
+__all__ = ["INTERNAL", "HasOperation", "Operation"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -211,3 +211,10 @@ class Operation(Generic[T_co]):
 
     def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
+
+
+class HasOperation(Protocol):
+    """An object that represents an operation: an `aiocuda.Event`, whose package lies above this one."""
+
+    @property
+    def operation(self) -> Operation[Any]: ...

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .._core._queued_operation import Waiter
     from ._reactor import Reactor
 
-__all__ = ["StreamQueue", "is_captured", "stream_queue"]
+__all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
@@ -769,12 +769,14 @@ class StreamQueue(Ring):
                 self.device_state.stream_opened(-1)
 
 
-class _HasQueue(Protocol):
+class HasQueue(Protocol):
+    """An `aiocuda.Stream`, whose package lies above this one."""
+
     @property
     def _queue(self) -> StreamQueue: ...
 
 
-def stream_queue(stream: _HasQueue) -> StreamQueue:
+def stream_queue(stream: HasQueue) -> StreamQueue:
     """Return the queue of a public stream. Measured hot functions read ``stream._queue`` directly."""
     return stream._queue
 

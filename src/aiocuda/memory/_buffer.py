@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,32 +13,18 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._mistakes import refuses
 from .._base._types import Span
-from .._core._operation import Operation
+from .._core._operation import HasOperation, Operation
 from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ._block import Block
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamQueue
+    from ..completion._stream_queue import HasQueue
     from ._allocator import DeviceMemory
     from ._managed import ManagedPool
     from .interchange._foreign import ForeignMemory
 
 __all__ = ["DeviceBuffer", "block_of", "offset_of"]
-
-
-class HasQueue(Protocol):
-    """An `aiocuda.Stream`."""
-
-    @property
-    def _queue(self) -> StreamQueue: ...
-
-
-class HasOperation(Protocol):
-    """An `aiocuda.Event`."""
-
-    @property
-    def operation(self) -> Operation[Any]: ...
 
 
 @refuses("has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`")
