@@ -22,6 +22,7 @@ from aiocuda.cli._files import find_files
 from aiocuda.cli._histogram import HEADER_BYTES
 from aiocuda.cli._overlap import PICTURE_BATCHES, STAGES
 from aiocuda.cli._report import DemoReport
+from aiocuda.cli._screen import ProgressBar
 from tests.helpers import open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -33,10 +34,11 @@ CONTRACT = [
 ]
 
 
-class Watcher:
+class Watcher(ProgressBar):
     """Records the progress, and calls a function at the start of a step."""
 
     def __init__(self, at: dict[str, Callable[[], object]] | None = None) -> None:
+        super().__init__()
         self.phases: dict[str, list[int]] = {}
         self._at = at or {}
 

@@ -223,7 +223,7 @@ async def test_a_slot_is_released_once_and_where_it_was_acquired() -> None:
 
 async def test_a_reserved_slot_is_free_until_its_item_has_come() -> None:
     ring = PipelineRing(1)
-    progress = Progress()
+    progress: Any = Progress()
     slot = await ring.reserve()
     assert (slot.state, ring.busy, ring.busy_seconds) == ("free", 0, 0.0)
     waiting = asyncio.create_task(ring.acquire())

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +28,15 @@ from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, entropies, histogr
 from ._overlap import PICTURE_BATCHES, STAGES, Overlap
 from ._report import DemoReport, FileEntropy, RunTimes, result_line
 
-__all__ = ["CompleteFiles", "DemoJob", "FileCounts", "Progress", "search"]
+if TYPE_CHECKING:
+    from ._screen import ProgressBar
+
+__all__ = ["CompleteFiles", "DemoJob", "FileCounts", "search"]
 
 T = TypeVar("T")
 
 #: Runs of each kind, overlapped and sequential, in turn: an odd number. The report has the median.
 REPEATS: Final = 3
-
-
-class Progress(Protocol):
-    """Shows the progress of the job."""
-
-    def begin(self, what: str, total: int) -> None:
-        """Start a step that reads ``total`` bytes."""
-
-    def advance(self, nbytes: int) -> None:
-        """Add bytes that have been read."""
 
 
 async def search(device: Device, root: str, without: frozenset[str]) -> tuple[list[File], list[Skipped]]:
@@ -58,7 +51,9 @@ async def search(device: Device, root: str, without: frozenset[str]) -> tuple[li
 class DemoJob:
     """Reads all files, the result of `search`, once to check every histogram, then several times to measure."""
 
-    def __init__(self, device: Device, files: Sequence[File], skipped: Sequence[Skipped], progress: Progress) -> None:
+    def __init__(
+        self, device: Device, files: Sequence[File], skipped: Sequence[Skipped], progress: ProgressBar
+    ) -> None:
         self._device = device
         self._files = files
         self._progress = progress

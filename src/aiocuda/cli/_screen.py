@@ -52,6 +52,7 @@ class ProgressBar:
         self._task = self._progress.add_task(what, total=total or None)
 
     def advance(self, nbytes: int) -> None:
+        """Add bytes that have been read."""
         if self._task is not None:
             self._progress.advance(self._task, nbytes)
 

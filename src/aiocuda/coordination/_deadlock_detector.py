@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from collections.abc import Collection, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._base._deadlock import Wait, deadlock, find_stuck, waiting
 from .._base._log import log
-from ..device import Device
 from ..errors import DeadlockError
-from ..lowlevel import DeviceResources
-from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
+from ._scheduled_node import OPEN, SUBMITTED, ScheduledNode
+
+if TYPE_CHECKING:
+    from ._scheduler import Scheduler
 
 __all__ = ["STILL_SECONDS", "DeadlockDetector"]
 
@@ -35,26 +35,6 @@ LEAST_CHECK_SECONDS = 0.01
 
 #: How many blocked nodes the text of the log event describes.
 MOST_DESCRIBED = 4
-
-
-class ObservedScheduler(NodeScheduler, Protocol):
-    """The part of `Scheduler` that the detector uses."""
-
-    device: Device
-    resources: DeviceResources
-    max_in_flight: int
-    in_flight: int
-    registered: int
-    progress: int
-    closed: bool
-    waiting: dict[ScheduledNode[Any], None]
-    open: dict[ScheduledNode[Any], asyncio.Task[Any] | None]
-    unentered: weakref.WeakKeyDictionary[ScheduledNode[Any], None]
-    host_tasks: set[asyncio.Task[None]]
-
-    def poll(self) -> None: ...
-
-    def leave(self) -> None: ...
 
 
 class DeadlockDetector:
@@ -75,7 +55,7 @@ class DeadlockDetector:
 
     __slots__ = ("_counts", "_logged", "_period", "_scheduler", "_still_since", "_timeout", "_timer", "_told", "found")
 
-    def __init__(self, scheduler: ObservedScheduler, timeout: float | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, timeout: float | None = None) -> None:
         self._scheduler = scheduler
         self._timeout = timeout
         self._period = CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, max(timeout / 4, LEAST_CHECK_SECONDS))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._base._checks import check_callback
 from .._base._failure import Failure, raisable
 from .._base._label import LABEL
-from .._base._wakeups import Callback, Waiters, Wakes, wake_future
+from .._base._wakeups import Callback, Waiters, wake_future
 from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 from ..lowlevel import State, StreamOperation
 from ._node import PRIORITIES, Kind, Node, NodePriority
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
     from ..memory import DeviceBuffer
     from ..stream import Stream
     from ._accesses import DeclaredAccesses
+    from ._scheduler import Scheduler
 
-__all__ = ["TRANSITIONS", "NodeScheduler", "RootFailure", "ScheduledNode"]
+__all__ = ["TRANSITIONS", "RootFailure", "ScheduledNode"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -93,40 +93,6 @@ class RootFailure:
         self.delivered = True
         if self._failure is not None:
             self._failure.poison.delivered = True
-
-
-class NodeScheduler(Protocol):
-    """The part of `Scheduler` that its nodes use."""
-
-    #: The context of callbacks that belong to no task.
-    context: contextvars.Context
-    #: True if a node depends on a node that was created later.
-    has_back_edges: bool
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    @property
-    def has_listeners(self) -> bool: ...
-
-    @property
-    def wakes(self) -> Wakes: ...
-
-    def check_loop(self) -> None: ...
-
-    def waiting_for(self, node: ScheduledNode[Any], future: asyncio.Future[None]) -> AbstractContextManager[None]: ...
-
-    def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None: ...
-
-    def watch_end(self, node: ScheduledNode[Any]) -> None: ...
-
-    def forget_event(self, node: ScheduledNode[Any]) -> None: ...
-
-    def note_unread(self, failure: RootFailure) -> None: ...
-
-    def abandon(self, node: ScheduledNode[Any]) -> bool: ...
-
-    def tidy_soon(self) -> None: ...
 
 
 class ScheduledNode(Node[T_co]):
@@ -201,7 +167,7 @@ class ScheduledNode(Node[T_co]):
     _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
 
     def __init__(
-        self, scheduler: NodeScheduler, number: int, kind: Kind, role: str, rank: int, description: str,
+        self, scheduler: Scheduler, number: int, kind: Kind, role: str, rank: int, description: str,
         stream: Stream | None, registered_at: float,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler

@@ -9,7 +9,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -104,14 +104,6 @@ class LoopTimes:
             times.clear()
 
 
-class _Steps(Protocol):
-    """What `_in_steps` calls before and after each step of a coroutine."""
-
-    def begin(self, coroutine: Any) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class _StepTime:
     """The time of all steps of one coroutine."""
 
@@ -164,7 +156,7 @@ class _Step:
 
 
 @types.coroutine
-def _in_steps(coroutine: Coroutine[Any, Any, Any], step: _Steps) -> Generator[Any, Any, Any]:
+def _in_steps(coroutine: Coroutine[Any, Any, Any], step: _StepTime | _Step) -> Generator[Any, Any, Any]:
     """Run a coroutine, and time each of its steps."""
     value: Any = None
     error: BaseException | None = None

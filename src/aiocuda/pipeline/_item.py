@@ -365,7 +365,7 @@ class PipelineItem:
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         """Launch the stage's graph. The first item of the slot captures it."""
         memory = self._contents.memory
-        replay: Replay | None = memory.replays.get(stage.name)
+        replay = memory.replays.get(stage.name)
         if replay is None or replay.loop is not asyncio.get_running_loop():
             try:
                 replay = memory.capture(stage.name, lambda: Replay(stage, self.slot, stream))

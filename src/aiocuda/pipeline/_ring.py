@@ -8,11 +8,14 @@ import time
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._base._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
-from ._slot import ItemProgress, Slot, SlotContents, SlotState
+from ._slot import Slot, SlotContents, SlotState
+
+if TYPE_CHECKING:
+    from ._item import PipelineItem
 
 __all__ = ["MAX_SLOTS", "PipelineRing", "TripleBuffer"]
 
@@ -145,7 +148,7 @@ class TripleBuffer(ProcessLocal):
                 return
         self._free.append(slot)
 
-    def _begin(self, slot: Slot, item: Any, progress: ItemProgress | None) -> SlotContents:
+    def _begin(self, slot: Slot, item: Any, progress: PipelineItem | None) -> SlotContents:
         """Put an item into a reserved slot, which is busy from now on, and return the slot's contents.
 
         Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from sys import getrefcount
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,10 @@ from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 from ._slot_memory import SlotMemory
 
-__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot", "memory_of"]
+if TYPE_CHECKING:
+    from ._item import PipelineItem
+
+__all__ = ["TRANSITIONS", "Slot", "SlotContents", "SlotState", "StageSlot", "memory_of"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -39,17 +42,6 @@ TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
-class ItemProgress(Protocol):
-    """The progress of an item through a pipeline, as its slot asks for it."""
-
-    @property
-    def state(self) -> SlotState: ...
-
-    def result(self, stage: str) -> Any: ...
-
-    def note_replaced(self, blocks: int) -> None: ...
-
-
 class SlotContents:
     """The item and the memory of a slot. All `Slot` objects that show the same slot share it.
 
@@ -58,7 +50,7 @@ class SlotContents:
     item
         The item; None while the slot is free.
     memory : SlotMemory
-    progress : ItemProgress or None
+    progress : PipelineItem or None
         The progress of the item, if a pipeline processes it.
     states : list of tuple
         States in order, each with the operations and nodes that end it. Without any it lasts until the next state.
@@ -69,10 +61,10 @@ class SlotContents:
     def __init__(self) -> None:
         self.item: Any = None
         self.memory = SlotMemory()
-        self.progress: ItemProgress | None = None
+        self.progress: PipelineItem | None = None
         self.states: list[tuple[SlotState, tuple[Operation[Any] | Node[Any], ...]]] = []
 
-    def put(self, item: Any, progress: ItemProgress | None = None) -> None:
+    def put(self, item: Any, progress: PipelineItem | None = None) -> None:
         """Put an item in. Its operations begin a new use of the memory.
 
         For an item of a pipeline the slot lets go of the memory that anything else refers to.

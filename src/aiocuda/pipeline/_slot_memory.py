@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from sys import getrefcount
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from ..errors import AiocudaError
 from ..lowlevel import block_of, pinned_block_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 
-__all__ = ["CapturedWork", "SlotMemory"]
+if TYPE_CHECKING:
+    from ._replay import Replay
+
+__all__ = ["SlotMemory"]
 
 #: A key of `SlotMemory.pinned` (True) or `SlotMemory.buffers` (False).
 Key: TypeAlias = tuple[bool, str]
@@ -26,20 +29,6 @@ Key: TypeAlias = tuple[bool, str]
 
 #: That of an owner: `SlotMemory.owners` and one other object hold it.
 _OWN = _LISTED + 1
-
-
-class CapturedWork(Protocol):
-    """The captured work of a stage. `aiocuda.pipeline._replay.Replay` implements it."""
-
-    @property
-    def graph(self) -> object:
-        """The graph."""
-
-    def close(self) -> None:
-        """Close the graph."""
-
-
-Work = TypeVar("Work", bound=CapturedWork)
 
 
 class SlotMemory:
@@ -71,7 +60,7 @@ class SlotMemory:
         self.buffers: dict[str, DeviceBuffer] = {}
         self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
         self.pinned: dict[str, PinnedBuffer] = {}
-        self.replays: dict[str, Any] = {}  # `Replay` imports the module of slots
+        self.replays: dict[str, Replay] = {}
         self.owners: list[object] = []
         self.own: list[int] = []
         self._device: Device | None = None
@@ -99,7 +88,7 @@ class SlotMemory:
         """Return shape and dtype of a buffer that the slot has let go of; None if there was no such buffer."""
         return self._lost.get(name)
 
-    def capture(self, stage: str, make: Callable[[], Work]) -> Work:
+    def capture(self, stage: str, make: Callable[[], Replay]) -> Replay:
         """Return the captured work of a stage, which ``make`` makes. The slot owns what it refers to."""
         before = self._excess()
         work = self.replays[stage] = make()
