@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .._base._checks import flag
-from ..completion._stream_operation import StreamOperation
 from ..errors import InvalidTypeError
 from ._countdown import Countdown
 from ._operation import HasOperation, Operation
+from ._queued_operation import QueuedOperation
 from ._state import DONE
 
 if TYPE_CHECKING:
+    from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
 
 __all__ = ["Gathering", "gather"]
@@ -20,11 +21,10 @@ __all__ = ["Gathering", "gather"]
 T = TypeVar("T")
 
 
-def _operation(thing: object) -> StreamOperation[Any]:
-    if isinstance(thing, StreamOperation):
-        return thing
+def _operation(thing: object) -> Any:
+    """Return the operation of an event or of another object that has one."""
     found = getattr(thing, "operation", None)
-    if isinstance(found, StreamOperation):
+    if isinstance(found, QueuedOperation):
         return found
     raise InvalidTypeError(
         f"aiocuda.gather takes operations and events, not {type(thing).__name__}: unpack a list, gather(*operations), "
@@ -138,7 +138,5 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     -------
     Awaitable of a list.
     """
-    return Gathering(
-        [thing if type(thing) is StreamOperation else _operation(thing) for thing in operations],
-        flag(return_exceptions, "return_exceptions"),
-    )
+    found: list[Any] = [thing if isinstance(thing, QueuedOperation) else _operation(thing) for thing in operations]
+    return Gathering(found, flag(return_exceptions, "return_exceptions"))

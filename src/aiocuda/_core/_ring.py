@@ -119,34 +119,10 @@ class Ring:
         Handles Ctrl-C.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_blind_awaits",
-        "_idle_leases",
-        "_most_blind_awaits",
-        "_now",
-        "_poison",
-        "_record",
-        "_resolving",
-        "_target",
-        "after_wait",
-        "device_state",
-        "driver",
-        "enqueued",
-        "handle",
-        "interruption",
-        "last_busy",
-        "last_resolved",
-        "latencies",
-        "loop",
-        "obstacles",
-        "on_host",
-        "pending",
-        "reactor",
-        "reports",
-        "unmarked_wait_at",
-        "watch",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_blind_awaits", "_idle_leases", "_most_blind_awaits", "_now", "_poison", "_record",
+                 "_resolving", "_target", "after_wait", "device_state", "driver", "enqueued", "handle",
+                 "interruption", "last_busy", "last_resolved", "latencies", "loop", "obstacles", "on_host",
+                 "pending", "reactor", "reports", "unmarked_wait_at", "watch")  # fmt: skip
 
     #: Set by the subclass.
     operation_class: type[StreamOperation[Any]]
