@@ -1,4 +1,4 @@
-"""Low-level names: the only way from pools, pipelines, loaders and integrations into the core.
+"""Low-level names: with public names, the only way from pools, pipelines, loaders and integrations into the core.
 
 ``aiocuda`` itself has what programs need. This module has what the packages above the core need beside it, and what
 authors of integrations may use: docs/reference/lowlevel.md describes each name. Everything else below this module can

@@ -116,7 +116,7 @@ class Ring:
     reports : Reports
         Notifies the listeners.
     interruption : Interruption
-        Handles Ctrl-C.
+        Ends what was refused, or interrupted by Ctrl-C.
     """
 
     __slots__ = ("__weakref__", "_blind_awaits", "_idle_leases", "_most_blind_awaits", "_now", "_poison", "_record",

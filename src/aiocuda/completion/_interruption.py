@@ -1,4 +1,4 @@
-"""Interruption: leaves the queue of a stream as it has to be after Ctrl-C."""
+"""Interruption: ends a submission or a resolution that was refused, or interrupted by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Interruption:
             queue.on_host.appendleft(operation)
 
     def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> int:
-        """End a pass of `Ring.resolve` that was interrupted in the turn of an operation: by a fault, or by Ctrl-C."""
+        """End a pass of `Ring._resolve` that was interrupted in the turn of an operation: by a fault, or by Ctrl-C."""
         queue = self._queue
         if isinstance(error, DeviceFault):
             return queue.report_fault(operation, error)
