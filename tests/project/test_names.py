@@ -143,7 +143,7 @@ def test_each_module_can_be_imported_first() -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     assert finished.stdout == ""
