@@ -52,10 +52,10 @@ class Queue(Protocol):
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: later work on the device is known to be done."""
 
-    def mark(self) -> StreamOperation[Any] | None:
+    def mark(self, *, after_end: bool = False) -> StreamOperation[Any] | None:
         """Submit an operation without a driver call. Its event comes after all work that the stream has accepted.
 
-        Return None if the stream has been closed and has no work left.
+        Return None if nothing waits for the stream's work any more; with ``after_end``, only if it has no work left.
         """
 
 

@@ -314,9 +314,9 @@ class StreamQueue(Ring):
         self.submit(marker, None, (), ahead=True)
         return marker
 
-    def mark(self) -> StreamOperation[Any] | None:
-        """Submit a marker; return None if the queue has ended and holds no work of the device."""
-        return None if self.ended and not self.pending else self.submit_marker()
+    def mark(self, *, after_end: bool = False) -> StreamOperation[Any] | None:
+        """Submit a marker; return None if the queue has ended. With ``after_end``, only if it has no work left."""
+        return None if self.ended and not (after_end and self.pending) else self.submit_marker()
 
     def mark_end(self) -> None:
         """Submit a marker, unless the newest operation is one: then record its event again."""

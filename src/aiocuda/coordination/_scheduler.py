@@ -373,7 +373,7 @@ class Scheduler:
         for substitute in node.substitutes:
             operation: StreamOperation[Any] | None = substitute
             if substitute.failure is not None and not substitute.is_settled:
-                operation = substitute.queue.mark()  # comes after it, but is not skipped with it
+                operation = substitute.queue.mark(after_end=True)  # comes after it, but is not skipped with it
             if operation is not None:
                 follow(queue, operation)
 
