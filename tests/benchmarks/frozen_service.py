@@ -61,6 +61,8 @@ async def service_freeze(setting: Setting) -> Measured:
             for freeze, samples in ((True, measured.samples), (False, measured.baseline)):
                 async with _serving(driver, freeze) as port:
                     found = await _closed_loop(port, setting.count("connections"), seconds)
+                    if not found:
+                        raise RuntimeError(f"no request began in {seconds} s after the warm-up: give it more seconds")
                     rates[freeze].append(len(found) / seconds)
                     offered = rates[True][0] / 4
                     opened[freeze] += await _open_loop(port, offered, setting.sizes["open_seconds"], seed=repeat)
