@@ -2,14 +2,15 @@
 #
 #   make demo     run the main job
 #   make pictures draw the pictures of README and of the documentation again
-#   make test     run the tests, without those marked heavy or soak
+#   make test     run the tests, without those marked heavy or soak; those marked python_core with the core in Python
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
-#                 one by one
+#                 one by one; and those of the core with the other form of the core
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
 #   make docs     build the documentation into docs/_build/html
 #   make build    build wheel and sdist into dist/
+#   make wheels   build the sdist, a wheel for each Python that is found here, and the pure wheel into dist/
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #
@@ -28,6 +29,7 @@ BIN := $(abspath $(VENV))/bin
 MYPY_ELSEWHERE := $(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silent
 WHEELS := $(abspath $(VENV))/aiocuda-wheels
 OTHER := $(abspath $(VENV))/aiocuda-other-python
+IN_TWO := -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
@@ -39,7 +41,7 @@ stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
 stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
 
 .DEFAULT_GOAL := test
-.PHONY: demo pictures test slow check bench docs build soak clean
+.PHONY: demo pictures test slow check bench docs build wheels soak clean core
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
@@ -47,11 +49,17 @@ demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 pictures: $(call stamp,dev)
 	$(BIN)/python -m tests.pictures $(ARGS)
 
-test: $(call stamp,dev)
-	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
+# Compiled again only after an edit. Without a compiler, the core in Python is used.
+core: $(call stamp,dev)
+	@$(BIN)/python -m aiocuda._core.build --if-possible >/dev/null
 
-slow: $(call stamp,dev)
-	$(BIN)/python -m pytest -m "heavy and not soak and not alone" -n 2 --dist loadfile --timeout 300 --session-timeout 900 $(ARGS)
+test: core
+	$(BIN)/python -m pytest -m "not heavy and not soak$(if $(ARGS),, and not python_core)" $(IN_TWO) --timeout 120 $(ARGS)
+	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak" $(IN_TWO) --timeout 120)
+
+slow: core
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 300 --session-timeout 900 $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/completion tests/stream tests/memory -m "not heavy and not soak" $(IN_TWO) --timeout 120 -q)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 300 --session-timeout 300)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
@@ -71,16 +79,20 @@ bench: $(call stamp,dev) $(call stamp,bench)
 	$(if $(ARGS),,$(BIN)/python -m tests.load --json docs/benchmarks/$(NAME)-serving.json)
 
 docs: $(call stamp,docs)
-	$(BIN)/python -m sphinx --quiet --builder html --fail-on-warning --keep-going --fresh-env docs docs/_build/html
+	AIOCUDA_CORE=python $(BIN)/python -m sphinx --quiet --builder html --fail-on-warning --keep-going --fresh-env docs docs/_build/html
 
 build: $(call stamp,dev)
 	$(BIN)/python -m build --no-isolation --outdir dist
 
-soak: $(call stamp,dev)
+wheels: $(call stamp,dev)
+	$(BIN)/python -m tests.wheels dist
+
+soak: core
 	AIOCUDA_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.other_core -m "not soak and not alone" $(IN_TWO) --timeout 300 -q)
 
 clean:
-	rm -rf dist docs/_build .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf src/aiocuda/_core/_compiled*.so dist docs/_build .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard src tests examples docs) -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -110,7 +122,7 @@ $(call stamp,bench): $(call stamp,dev)
 # The wheels of the requirements are for `make check`, which installs into empty environments each time it runs.
 $(call stamp,wheels): $(call stamp,dev)
 	rm -rf $(WHEELS)
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) '.[cli,testing]' hatchling
+	AIOCUDA_BUILD=python $(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) '.[cli,testing]' hatchling
 	rm $(WHEELS)/aiocuda-*.whl
 	$(stamped)
 

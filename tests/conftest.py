@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from aiocuda._core._form import form
 from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
@@ -27,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("require_gpu"):
         config.option.aiocuda_require_gpu = True
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
+        config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -37,6 +40,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))
+    if item.get_closest_marker("python_core") is not None and form().name == "compiled":
+        item.add_marker(pytest.mark.skip(reason="AIOCUDA_CORE=python runs it"))
     if isinstance(item, pytest.Function) and item.function.__qualname__.startswith("OverlapConformance."):
         item.add_marker(pytest.mark.slow)
 

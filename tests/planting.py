@@ -13,9 +13,19 @@ from typing import ClassVar
 import aiocuda
 from tests.project.tree import ROOT
 
-__all__ = ["PACKAGE", "PlantedBug", "StaleBugError"]
+__all__ = ["PACKAGE", "PlantedBug", "StaleBugError", "compile_core"]
 
 PACKAGE = Path(aiocuda.__file__).parent
+
+
+def compile_core(tree: Path) -> None:
+    """Compile the core of a copy of the package again, if it was changed and ``AIOCUDA_CORE`` asks for that form.
+
+    Otherwise a changed core runs in Python: its extension is older than its source.
+    """
+    if os.environ.get("AIOCUDA_CORE") == "compiled":
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        subprocess.run([sys.executable, "-m", "aiocuda._core.build"], env=environment, check=True, capture_output=True)
 
 
 class StaleBugError(Exception):
@@ -59,6 +69,7 @@ class PlantedBug:
         if text.count(self.before) != 1:
             raise StaleBugError(f"{self.name}: {self.module} has {text.count(self.before)} times:\n{self.before}")
         file.write_text(text.replace(self.before, self.after), encoding="utf-8")
+        compile_core(tree)
 
     def found(self, tree: Path) -> subprocess.CompletedProcess[str]:
         """Run the test on the library in that directory."""

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from ._base._label import label
     from ._base._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
     from ._base._types import DeviceProperties
-    from ._core._gather import gather
-    from ._core._operation import Operation
+    from ._core import Operation, gather
     from .completion._policy import CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
@@ -87,7 +86,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "Kernel": ".kernels",
         "ManagedContext": ".context",
         "MemoryStatistics": "._base._statistics",
-        "Operation": "._core._operation",
+        "Operation": "._core",
         "PinnedBuffer": ".memory._pinned",
         "Pipeline": ".pipeline",
         "PipelineStats": ".pipeline",
@@ -101,7 +100,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "StreamStatistics": "._base._statistics",
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
-        "gather": "._core._gather",
+        "gather": "._core",
         "label": "._base._label",
         "open_device": ".device._open",
     }

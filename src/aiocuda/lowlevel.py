@@ -10,8 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from ._core._ring import CLOSED
-from ._core._state import State
+from ._core import CLOSED, State
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, enqueue_shared_mark, when_accepted, when_passed
 from .completion._queue import Queue

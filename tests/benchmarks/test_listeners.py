@@ -17,6 +17,7 @@ from .steps import Steps
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.python_core
 async def test_a_launch_makes_no_call_for_labels_and_listeners() -> None:
     kernel: Any = aiocuda.Kernel("k", source='extern "C" __global__ void k(float *x) {}', host=lambda x: None)
     async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:

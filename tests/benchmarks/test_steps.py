@@ -20,6 +20,7 @@ MOST = {
 }
 
 
+@pytest.mark.python_core
 @pytest.mark.asyncio
 async def test_hot_paths_make_at_most_so_many_calls() -> None:
     counted: dict[str, int] = {}

@@ -21,8 +21,8 @@ pytest.importorskip("rich")
 pytestmark = pytest.mark.slow
 
 NAMES = [
-    "driver", "versions", "nvrtc", "hardware_queues", "pinned_limit", "gil_contention", "timer_latency", "cache",
-    "environment", "event_loop",
+    "driver", "versions", "nvrtc", "hardware_queues", "pinned_limit", "gil_contention", "timer_latency", "core",
+    "cache", "environment", "event_loop",
 ]  # fmt: skip
 
 #: Findings that depend on the load of the machine that runs the tests.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiocuda as package
+from aiocuda._core._form import form
 from tests.cli.programs import aiocuda, grow, program
 from tests.cli.test_job import CONTRACT
 
@@ -240,7 +241,7 @@ def told_by_info(*arguments: str, **more: str) -> dict[str, Any]:
     finished = aiocuda("info", "--json", *arguments, **more)
     assert (finished.returncode, finished.stderr) == (0, "")
     told = json.loads(finished.stdout)
-    assert list(told) == ["driver", "devices", "features", "versions", "hardware_queues", "fallback_reason"]
+    assert list(told) == ["driver", "devices", "features", "versions", "hardware_queues", "core", "fallback_reason"]
     assert isinstance(told, dict)
     return told
 
@@ -248,6 +249,7 @@ def told_by_info(*arguments: str, **more: str) -> dict[str, Any]:
 def test_info_as_json() -> None:
     told = told_by_info("--driver", "host")
     assert (told["driver"], told["hardware_queues"], told["fallback_reason"]) == ("host", 32, None)
+    assert told["core"] == form().name
     assert told["devices"][0]["name"] == "host 0"
     assert told["versions"]["aiocuda"] == package.__version__
     assert told["features"]["managed_memory"] is True

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 
-from aiocuda._core import _queued_operation, _ring
+from aiocuda._core import _bound_call, _queued_operation, _ring
 from aiocuda.completion import (
     _extra,
     _gates,
@@ -30,7 +30,8 @@ __all__ = ["QUEUE", "Interrupt", "sweep"]
 
 #: The modules of the queue of a stream and of its operations.
 QUEUE = (
-    _extra, _gates, _host_queue, _interruption, _queued_operation, _reports, _ring, _stream_operation, _stream_queue,
+    _bound_call, _extra, _gates, _host_queue, _interruption, _queued_operation, _reports, _ring, _stream_operation,
+    _stream_queue,
 )  # fmt: skip
 
 PLACES = ("RESUME", "CALL")

@@ -185,15 +185,15 @@ def test_fault_settles_an_abandoned_operation_in_the_queue() -> None:
     array = np.zeros(16, np.float32)
 
     async def faults(device: Device, driver: SimulatedDriver) -> None:
-        stream = device.stream()
-        buffer = stream.empty_like(array)
-        running = stream.launch(TRAP, 1, 1)
-        download = stream.download(buffer, out=array)
-        assert download.state == "queued"
-        assert download.abandon()
-        with pytest.raises(DeviceFault):
-            await running
-        await download.settle()
+        async with device.stream() as stream:
+            buffer = stream.empty_like(array)
+            running = stream.launch(TRAP, 1, 1)
+            download = stream.download(buffer, out=array)
+            assert download.state == "queued"
+            assert download.abandon()
+            with pytest.raises(DeviceFault):
+                await running
+            await download.settle()
 
     async def uses(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream:

@@ -16,7 +16,7 @@ from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick
 from tests.helpers import Reports, block_until, open_peer, turns
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio, pytest.mark.python_core, pytest.mark.slow]
 
 
 class Counts:

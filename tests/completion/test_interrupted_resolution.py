@@ -18,7 +18,7 @@ from aiocuda.testing import Latch
 from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio, pytest.mark.python_core, pytest.mark.slow]
 
 MODULES = *QUEUE, _wakeups
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiocuda import BusyError, ClosedError, Device, DriverError, NoEventLoopError, Operation, Stream, WrongLoopError
-from aiocuda._core._state import State
+from aiocuda._core import State
 from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, in_thread, open_peer, quickly, until

@@ -365,6 +365,7 @@ PLANTED: list[tuple[Plant, Setting, str]] = [
 ]
 
 
+@pytest.mark.python_core
 @pytest.mark.slow
 @pytest.mark.parametrize(("plant", "setting", "violation"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
 def test_planted_bug_is_found(plant: Plant, setting: Setting, violation: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,6 +248,7 @@ def test_fault_in_a_prepared_barrier(nth: int) -> None:
     in_virtual_time(main, upsets=[Upset("refuse", nth, "stream_wait", 719)])
 
 
+@pytest.mark.python_core
 @pytest.mark.asyncio
 @pytest.mark.parametrize("hub_has_work", [False, True])
 async def test_interrupt_of_a_prepared_barrier_loses_no_wait(hub_has_work: bool) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import aiocuda
+from tests.planting import compile_core
 from tests.project.tree import ROOT
 
 __all__ = ["MUTANTS", "Mutant", "StalePatchError", "Verdict", "simulate"]
@@ -126,6 +127,7 @@ class Mutant:
             # A compiled file of the same size and second would be used in place of the new text.
             for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
                 compiled.unlink()
+        compile_core(tree)
 
 
 def simulate(tree: Path, first: int, seeds: int, *, seconds: float = 60.0) -> Verdict:

@@ -502,6 +502,7 @@ async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
     assert_quiet(pipeline)
 
 
+@pytest.mark.python_core
 async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> None:
     """Ctrl-C, wherever it comes but in the instructions that hand the slot over: in a notebook the ring goes on."""
     hands_over = ("TripleBuffer._take", "PipelineRing.take", "ActiveRun._feed_now")

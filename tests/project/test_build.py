@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -28,6 +30,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], 
         check=True,
         capture_output=True,
         timeout=120,
+        env={**os.environ, "AIOCUDA_BUILD": "python"},  # `tests/core/test_build.py` builds the compiled wheel
     )
     (archive,) = target.glob("*.tar.gz")
     with tarfile.open(archive) as sdist:
@@ -44,14 +47,16 @@ def tracked(*folders: Path) -> set[str]:
         str(path.relative_to(ROOT))
         for folder in folders
         for path in folder.rglob("*")
-        if path.is_file() and not {"__pycache__", "_build", ".hypothesis"}.intersection(path.parts)
+        if path.is_file()
+        and not {"__pycache__", "_build", ".hypothesis"}.intersection(path.parts)
+        and not re.fullmatch(r"_compiled\..*so|_compiled\.c", path.name)
     }
 
 
 def test_wheel_contains_only_the_package(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     _, wheel = distributions
     metadata = f"aiocuda-{aiocuda.__version__}.dist-info/"
-    package = {str(Path(name).relative_to("src")) for name in tracked(PACKAGE)}
+    package = {str(Path(name).relative_to("src")) for name in tracked(PACKAGE)} - {"aiocuda/_core/_hatch_hook.py"}
     assert {name for name in wheel if not name.startswith(metadata)} == package
     assert wheel[f"{metadata}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 

@@ -13,6 +13,7 @@ from tests.project.tree import PACKAGE, SOURCE
 #: Modules that users may import. Every other module has a leading underscore, or is in a package of this list.
 PUBLIC_MODULES = {
     "aiocuda.__main__",
+    "aiocuda._core.build",  # a command
     "aiocuda.driver.protocol",
     "aiocuda.errors",
     "aiocuda.graph",

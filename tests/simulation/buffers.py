@@ -11,7 +11,7 @@ from tests.simulation import internals
 
 if TYPE_CHECKING:
     from aiocuda import Device, Stream
-    from aiocuda._core._operation import Operation
+    from aiocuda._core import Operation
     from aiocuda.memory._buffer import DeviceBuffer
 
 __all__ = ["TrackedBuffer", "Version"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from aiocuda._core._operation import Operation
+from aiocuda._core import Operation
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.errors import DeviceFault
 from tests.simulation import internals

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiocuda._core._operation import INTERNAL, Operation
-from aiocuda._core._state import State
+from aiocuda._core import INTERNAL, Operation, State
 from aiocuda.completion._host_queue import MOST_PER_PUMP
 from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from aiocuda.completion._submission import Submission

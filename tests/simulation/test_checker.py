@@ -16,8 +16,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda._base._failure import Poison
-from aiocuda._core._ring import new_operation
-from aiocuda._core._state import DONE, SUBMITTED
+from aiocuda._core import DONE, SUBMITTED, new_operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from aiocuda.device._resources import resources_of

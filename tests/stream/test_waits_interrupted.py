@@ -36,6 +36,7 @@ def _join(stream: Stream, operation: Operation[Any]) -> object:
     return _joins.join([operation.stream._queue, stream._queue])
 
 
+@pytest.mark.python_core
 @pytest.mark.parametrize("verb", [_end, _follow, _join, _synchronize])
 async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
     async with open_peer() as (peer, device):

@@ -29,6 +29,7 @@ class DeviceStatistics:
     streams_created: int
     events: int  #: count of the driver, for all its devices
     threads: int  #: count of the driver, for all its devices
+    core: str  #: ``"compiled"`` or ``"python"``: the form of the core, which enqueues, queries and resolves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

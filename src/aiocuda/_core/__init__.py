@@ -1,1 +1,47 @@
-"""The core: operations and the queue of a stream, in the form that can be compiled. See README.md in this directory."""
+"""The core: operations and the queue of a stream, compiled or in Python. See README.md in this directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._obstacles import CLOSED, COMPLICATED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
+from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
+
+if TYPE_CHECKING:
+    from ._bound_call import BoundCall
+    from ._bound_copy import BoundCopy
+    from ._bound_launch import BoundLaunch
+    from ._countdown import Countdown
+    from ._device_fields import DeviceFields
+    from ._estimate import INSTANT, Estimate
+    from ._gather import Gathering, gather
+    from ._lease import Lease
+    from ._native import Native
+    from ._operation import INTERNAL, HasOperation, Operation
+    from ._queued_operation import QueuedOperation
+    from ._queued_operation import Waiter as Waiter
+    from ._reactor_fields import ReactorFields
+    from ._ring import Obstacle, Ring, new_operation
+    from ._turn import Turn
+    from ._watch import Watch
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the core, in the form that the process uses, at the first use of one of its names."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._form import form
+
+        names = globals()
+        for module in form().modules:
+            names |= {each: value for each, value in vars(module).items() if each in __all__}
+        return names[name]
+
+
+__all__ = [
+    "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
+    "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BoundCall",
+    "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation", "Lease",
+    "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
+    "new_operation",
+]  # fmt: skip

@@ -5,19 +5,21 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ._bound_call import BoundCall
+
 if TYPE_CHECKING:
-    from ..completion._prediction import Estimate
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
     from ..memory._block import Block
     from ..memory._buffer import DeviceBuffer
     from ..memory._host_writes import HostWrites
     from ..memory._pinned import PinnedBuffer
+    from ._estimate import Estimate
 
 __all__ = ["BoundCopy"]
 
 
-class BoundCopy:
+class BoundCopy(BoundCall):
     """A copy between a device buffer and a pinned array, with everything bound that does not change.
 
     It refers to both weakly: the memory is freed as if it did not exist.
@@ -30,26 +32,21 @@ class BoundCopy:
         The record of the host memory that downloads write.
     """
 
-    __slots__ = ("_address", "_device", "_dtype", "_enqueue", "_host", "_host_writes", "_nbytes", "_queue", "_shape",
-                 "_uploads")  # fmt: skip
+    __slots__ = ("_address", "_device", "_dtype", "_host", "_host_writes", "_nbytes", "_shape", "_uploads")
 
     def __init__(
         self, kind: str, queue: StreamQueue, device: DeviceBuffer, host: PinnedBuffer, estimate: Estimate,
         host_writes: HostWrites,
     ) -> None:  # fmt: skip
         stream, nbytes = queue.handle, device.nbytes
-        self._uploads = kind == "upload"
-        if self._uploads:
+        driver = queue.driver
+        if kind == "upload":
             ends = (stream, device.address, host.address, nbytes)
-            self._enqueue = queue.prepare(
-                kind, estimate, queue.driver.recorded_upload(*ends), lambda _: queue.driver.upload(*ends)
-            )
+            super().__init__(queue, kind, estimate, driver.recorded_upload(*ends), lambda _: driver.upload(*ends))
         else:
             ends = (stream, host.address, device.address, nbytes)
-            self._enqueue = queue.prepare(
-                kind, estimate, queue.driver.recorded_download(*ends), lambda _: queue.driver.download(*ends)
-            )
-        self._queue = queue
+            super().__init__(queue, kind, estimate, driver.recorded_download(*ends), lambda _: driver.download(*ends))
+        self._uploads = kind == "upload"
         self._device, self._host = weakref.ref(device), weakref.ref(host)
         self._address, self._nbytes = host.address, nbytes
         self._shape, self._dtype = host.shape, host.dtype
@@ -69,7 +66,7 @@ class BoundCopy:
         array: Any = host
         memory: Block = device._block  # type: ignore[union-attr]  # it is no None: the caller passed it
         pinned: Block = array._block
-        queue, flags = self._queue, array.flags
+        queue, flags = self.queue, array.flags
         used = memory.uses.get(queue)
         if (
             used is None
@@ -85,10 +82,10 @@ class BoundCopy:
         if self._uploads:
             if not flags.c_contiguous:
                 return None
-            memory.uses[queue] = pinned.uses[queue] = operation = self._enqueue((), (device, host))
+            memory.uses[queue] = pinned.uses[queue] = operation = self.enqueue((), (device, host))
             return operation
         if not flags.carray or self._host_writes.writer(self._address, self._nbytes) is not None:
             return None
-        memory.uses[queue] = pinned.uses[queue] = operation = self._enqueue((), (device, host))
+        memory.uses[queue] = pinned.uses[queue] = operation = self.enqueue((), (device, host))
         self._host_writes.add(self._address, self._nbytes, operation)
         return operation

@@ -5,52 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._bound_call import BoundCall
+
 if TYPE_CHECKING:
-    from ..completion._prediction import Estimate
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
-    from ..driver.protocol import Launcher
+    from ..driver.protocol import Launcher, RecordedCall
     from ..kernels import Kernel
     from ..memory._block import Block
-    from ._ring import Enqueue
+    from ._estimate import Estimate
 
 __all__ = ["BoundLaunch"]
 
 
-class BoundLaunch:
+class BoundLaunch(BoundCall):
     """A kernel launch with everything bound that does not change.
 
     Attributes
     ----------
-    enqueue
-        See `Ring.prepare`.
     launcher
         The driver's launch, without the record of an event.
     pointers
         The indices of the arguments that are memory.
     converters
         Of the arguments.
-    kernel, grid, block, shared_bytes
-        As the caller has passed them; they have been checked.
+    kernel
     """
 
-    __slots__ = ("_queue", "block", "converters", "enqueue", "estimate", "grid", "kernel", "launcher", "pointers",
-                 "shared_bytes")  # fmt: skip
+    __slots__ = ("converters", "kernel", "launcher", "pointers")
 
     def __init__(
-        self, queue: StreamQueue, enqueue: Enqueue, launcher: Launcher, estimate: Estimate, pointers: tuple[int, ...],
-        converters: tuple[Callable[[Any], Any], ...], kernel: Kernel, grid: Any, block: Any, shared_bytes: Any,
+        self, queue: StreamQueue, call: RecordedCall, launcher: Launcher, estimate: Estimate,
+        pointers: tuple[int, ...], converters: tuple[Callable[[Any], Any], ...], kernel: Kernel,
     ) -> None:  # fmt: skip
-        self._queue = queue
-        self.enqueue = enqueue
+        super().__init__(queue, "launch", estimate, call, launcher)
         self.launcher = launcher
-        self.estimate = estimate
         self.pointers = pointers
         self.converters = converters
         self.kernel = kernel
-        self.grid = grid
-        self.block = block
-        self.shared_bytes = shared_bytes
 
     def repeat(
         self, args: tuple[Any, ...], label: str | None = None, values: Sequence[Any] | None = None
@@ -60,7 +52,7 @@ class BoundLaunch:
         ``values`` are the arguments if they have been converted already. A measured hot path: it reads `_block` instead
         of calling `block_of`.
         """
-        queue = self._queue
+        queue = self.queue
         if values is None:
             if len(args) != len(self.converters):
                 raise self.kernel.signature.count_error(args)

@@ -12,6 +12,8 @@ class Lease:
     ----------
     handle : int
         The event, as the driver names it.
+    word : int
+        The event, as the functions of a `Native` take it; 0 until one of them has needed it.
     timing : bool
         True if the event records the time.
     home : list of Lease
@@ -22,7 +24,7 @@ class Lease:
         True while a user's `Event` holds it. Then the operation that has recorded it does not return it.
     """
 
-    __slots__ = ("generation", "handle", "home", "lent", "timing")
+    __slots__ = ("generation", "handle", "home", "lent", "timing", "word")
 
     def __init__(self, handle: int, timing: bool, home: list[Lease]) -> None:
         self.handle = handle
@@ -30,3 +32,4 @@ class Lease:
         self.home = home
         self.generation = 0
         self.lent = False
+        self.word = 0

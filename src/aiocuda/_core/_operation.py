@@ -37,16 +37,6 @@ _AWAIT = "await it first, and use its result"
 _UNFINISHED = frozenset({"queued", "staging", "submitted", "landing"})
 
 
-@lacks(
-    cancel="a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
-    "operation.abandon()",
-    synchronize="`await operation` waits for it",
-    sync="`await operation` waits for it",
-    query="operation.done() says whether it has finished",
-    get="`await operation` is its result",
-    **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
-)
-@refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")
 class Operation(Generic[T_co]):
     """Work that a stream will do, is doing or has done. ``await`` it for its result.
 
@@ -211,6 +201,19 @@ class Operation(Generic[T_co]):
 
     def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
+
+
+# Not as decorators, which a compiled class cannot have.
+refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")(Operation)
+lacks(
+    cancel="a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
+    "operation.abandon()",
+    synchronize="`await operation` waits for it",
+    sync="`await operation` waits for it",
+    query="operation.done() says whether it has finished",
+    get="`await operation` is its result",
+    **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
+)(Operation)
 
 
 class HasOperation(Protocol):

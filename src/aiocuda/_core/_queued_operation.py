@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ..completion._extra import Extra
     from ..completion._gates import Gate
-    from ..completion._prediction import Estimate
     from ..completion._stream_queue import StreamQueue
+    from ._estimate import Estimate
     from ._lease import Lease
 
     #: A future of the loop, a countdown that many operations share, or a callback with its context.
@@ -46,7 +46,7 @@ class QueuedOperation(Operation[T_co]):
     estimate: Estimate | None  # of its duration
     keep: object  # objects that the device may use; held until the device has finished
     lease: Lease | None  # its event, from the submission until the operation leaves the queue
-    submitted_at: float  # the driver's time of the submission; 0.0 before
+    submitted_at: float  # the driver's time of the submission; `IN_CALL` during the driver call; 0.0 before
     waiters: Waiter | Waiters[Waiter] | None  # a single waiter is stored without a `Waiters`
     extra: Extra | None  # the state that only some operations have
 
@@ -66,7 +66,10 @@ class QueuedOperation(Operation[T_co]):
             return self.value  # type: ignore[no-any-return]  # `cast` is a call
         error = self.exception()
         assert error is not None
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # otherwise the error would hold itself, and the frames of its callers, by this frame
 
     def __await__(self) -> Generator[Any, None, T_co]:
         if self.status < DONE:

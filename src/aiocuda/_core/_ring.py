@@ -10,15 +10,19 @@ import itertools
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._base._wakeups import MOST_PER_TURN
-from ..completion._prediction import INSTANT
+from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
+from ._calls import COMPILED, copy_context
 from ._countdown import Countdown
+from ._estimate import INSTANT
+from ._native import Native
+from ._obstacles import INACTIVE, POISONED, REFUSING, SHARED
 from ._operation import INTERNAL
-from ._state import DONE, SUBMITTED
+from ._state import DONE, IN_CALL, SUBMITTED
+from ._watch import Watch
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,29 +32,20 @@ if TYPE_CHECKING:
     from ..completion._host_queue import HostQueue
     from ..completion._interruption import Interruption
     from ..completion._listeners import Listeners
-    from ..completion._prediction import Estimate
     from ..completion._reactor import Reactor
     from ..completion._reports import Reports
     from ..completion._stream_operation import StreamOperation
-    from ..completion._watch import Watch
-    from ..driver.protocol import Driver, RecordedCall
+    from ..driver.protocol import Driver
+    from ._estimate import Estimate
     from ._lease import Lease
 
-__all__ = [
-    "CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED", "Enqueue",
-    "Obstacle", "Ring", "new_operation",
-]  # fmt: skip
+__all__ = ["Obstacle", "Ring", "new_operation", "next_id"]
 
 #: Awaits of a stream that make no query of its newest operation after one that was in vain.
 MOST_BLIND_AWAITS = 15
 
-_next_id = itertools.count(1).__next__
-
-
-class Enqueue(Protocol):
-    """The function that `Ring.prepare` returns."""
-
-    def __call__(self, values: Sequence[Any], keep: object, label: str | None = None, /) -> StreamOperation[Any]: ...
+#: Returns the id of a new operation.
+next_id = itertools.count(1).__next__
 
 
 class Obstacle:
@@ -66,16 +61,6 @@ class Obstacle:
 
     def __set__(self, queue: Ring, value: bool) -> None:
         queue.obstacles = queue.obstacles | self._bit if value else queue.obstacles & ~self._bit
-
-
-#: Bits of `Ring.obstacles`.
-CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number in range(6))
-
-#: The bits with which a queue may refuse a new operation.
-REFUSING = CLOSED | SHARED | RECORDED
-
-#: The bits with which a device-side wait of the queue, or for it, is more than a wait for one event.
-COMPLICATED = SHARED | RECORDED | POISONED
 
 
 class Ring:
@@ -94,6 +79,8 @@ class Ring:
         The only loop that may use the stream.
     handle : int
         The stream, as the driver names it.
+    operation_class : type
+        Of the operations.
     watch : Watch
         The reactor's plan for this queue. Only the reactor writes it.
     pending : deque of StreamOperation
@@ -101,7 +88,7 @@ class Ring:
     on_host : deque of StreamOperation
         The operations that the stream has not accepted yet, the oldest first: the entries of the host queue.
     obstacles : int
-        0 if a new operation can take the short way of `prepare`. Its bits are the reasons for the long way of
+        0 if a new operation can take the short way of `BoundCall`. Its bits are the reasons for the long way of
         `submit`: the queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
     enqueued : int
         The number of operations so far, without chunks and markers.
@@ -119,28 +106,31 @@ class Ring:
         Ends what was refused, or interrupted by Ctrl-C.
     """
 
-    __slots__ = ("__weakref__", "_blind_awaits", "_idle_leases", "_most_blind_awaits", "_now", "_poison", "_record",
-                 "_resolving", "_target", "after_wait", "device_state", "driver", "enqueued", "handle",
-                 "interruption", "last_busy", "last_resolved", "latencies", "loop", "obstacles", "on_host",
-                 "pending", "reactor", "reports", "unmarked_wait_at", "watch")  # fmt: skip
+    __slots__ = ("__weakref__", "_blind_awaits", "_most_blind_awaits", "_native", "_poison", "_record", "_resolving",
+                 "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
+                 "interruption", "last_busy", "last_resolved", "latencies", "loop", "now", "obstacles", "on_host",
+                 "operation_class", "pending", "reactor", "reports", "unmarked_wait_at", "watch")  # fmt: skip
 
-    #: Set by the subclass.
-    operation_class: type[StreamOperation[Any]]
-    host_queue: HostQueue
-    reports: Reports
-    interruption: Interruption
+    if TYPE_CHECKING:
+        # Set by the subclass.
+        host_queue: HostQueue
+        reports: Reports
+        interruption: Interruption
 
-    def __init__(self, reactor: Reactor, handle: int, watch: Watch) -> None:
+    def __init__(self, reactor: Reactor, handle: int, operation_class: type[StreamOperation[Any]]) -> None:
         self.reactor = reactor
-        self.watch = watch
+        self.watch = Watch()
+        self.operation_class = operation_class
         self.device_state: DeviceState = reactor.device_state
         self.obstacles = INACTIVE
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self.driver: Driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
-        self._now = self.driver.now
+        self.now = self.driver.now
         self._record = self.driver.recorder(handle)
-        self._idle_leases = reactor.device_state.leases.plain
+        native = native_call(self._record) if COMPILED else None
+        self._native = None if native is None else Native(native)
+        self.idle_leases = reactor.device_state.leases.plain
         self.handle = handle
         self.enqueued = 0
         self.after_wait = False
@@ -254,18 +244,17 @@ class Ring:
         try:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
             self.enqueued += not ahead
+            operation.submitted_at = IN_CALL
             self.pending.append(operation)
             listeners = self.device_state.listeners  # read once: another thread may remove the last one
             if listeners is not None:
                 self._submit_observed(listeners, operation, call, arguments)
                 return
-            now = self._now()
+            now = self.now()
             if call is not None:
                 call(*arguments)
-            operation.submitted_at = now  # not earlier: 0.0 means that the driver refused the call (`_record_late`)
-            lease = operation.lease or (
-                self._idle_leases.pop() if self._idle_leases else self.device_state.leases.take()
-            )
+            operation.submitted_at = now  # not earlier: see `_record_late`
+            lease = operation.lease or (self.idle_leases.pop() if self.idle_leases else self.device_state.leases.take())
             try:
                 self._record(lease.handle)
             except BaseException:
@@ -277,61 +266,6 @@ class Ring:
         except BaseException:
             self.interruption.end_submit(operation)
             raise
-
-    def prepare(
-        self, kind: str, estimate: Estimate, call: RecordedCall, unrecorded: Callable[[Sequence[Any]], object]
-    ) -> Enqueue:
-        """Return a function that enqueues ``call(values, event)``, which also records the operation's event.
-
-        It is `submit` for the usual case, with everything bound that does not change: 0.4 µs instead of 0.7. Everything
-        unusual goes to `submit`, with ``unrecorded(values)`` as the driver call. The second argument is held until the
-        operation has finished. The third one is its label.
-        """
-        entries, loop, after_wait = self.on_host, self.loop, estimate.after_wait
-        device_state, idle_leases, now = self.device_state, self._idle_leases, self._now
-        made = self.operation_class
-
-        def enqueue(values: Sequence[Any], keep: object, label: str | None = None) -> StreamOperation[Any]:
-            listeners = device_state.listeners
-            if (
-                self.obstacles
-                or entries
-                or _get_running_loop() is not loop
-                or len(self.pending) >= device_state.limit
-                or (listeners is not None and listeners.timing)
-            ):
-                return self._enqueue_unusual(kind, estimate, keep, unrecorded, values, label)
-            operation: StreamOperation[Any] = made()  # the same as `new_operation`, without its call
-            operation.id = _next_id()
-            operation.kind = kind
-            operation.queue = self  # type: ignore[assignment]
-            operation.estimate = estimate
-            if self.after_wait:
-                self.after_wait = False
-                operation.estimate = after_wait
-            operation.keep = keep
-            operation.status = SUBMITTED
-            operation.lease = operation.waiters = operation.value = operation.extra = lease = None
-            operation.submitted_at = 0.0
-            operation.context = copy_context()
-            if label is not None:
-                operation.own_label = label
-            try:
-                # The operation is in its place before the driver call: an interrupt loses nothing.
-                self.enqueued += 1
-                self.pending.append(operation)
-                lease = idle_leases.pop() if idle_leases else device_state.leases.take()
-                at = now()
-                call(values, lease.handle)
-                operation.submitted_at = at
-                operation.lease = lease  # not earlier: a stream of another thread may wait for the event
-                if listeners is not None and listeners.submit:
-                    self.reports.submitted(listeners.submit, operation)
-            except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
-                self.interruption.end_recorded_call(operation, error, lease)
-            return operation
-
-        return enqueue
 
     # -- query ---------------------------------------------------------------------------------------------------------
 
@@ -367,24 +301,24 @@ class Ring:
                     target = self.awaited()[0]
                 if target is not None and target.lease is not None:
                     operation = target
-                    if not query(target.lease.handle):
-                        self.last_busy = self._now()
+                    if not (self._is_done(target.lease) if COMPILED else query(target.lease.handle)):
+                        self.last_busy = self.now()
                         return 0
                     known = self._count_to(target)
             if known < len(pending):
                 # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
                 operation = newest if newest.lease is not None else self._newest_recorded()
                 lease = operation.lease
-                if lease is None or query(lease.handle):
+                if lease is None or (self._is_done(lease) if COMPILED else query(lease.handle)):
                     known = len(pending)
                 elif newest_only or operation is pending[0]:
-                    self.last_busy = self._now()
+                    self.last_busy = self.now()
                     return 0
         except DeviceFault as fault:
             return self.report_fault(operation, fault)
         resolved = self._resolve(known, budget)
         if not resolved and not known:
-            self.last_busy = self._now()
+            self.last_busy = self.now()
         return resolved
 
     def look_ahead(self, operation: StreamOperation[Any]) -> None:
@@ -465,15 +399,15 @@ class Ring:
                 guarded = False
                 driver.begin_queries()
                 guarded = True  # `end_queries` follows only a successful `begin_queries`
-            if not query(handle):
+            if not (self._is_done(lease) if COMPILED else query(handle)):
                 now = self.last_busy = driver.now()
-                longest = device_state.policy.linger
+                longest = device_state.linger
                 estimate = operation.estimate
                 seconds = None if estimate is None else estimate.seconds
                 if seconds is None or seconds > 2 * longest:  # a duration measured through the loop is that much longer
                     return
                 until = now + longest
-                while not query(handle):
+                while not (self._is_done(lease) if COMPILED else query(handle)):
                     now = self.last_busy = driver.now()
                     if now > until:
                         return
@@ -511,7 +445,7 @@ class Ring:
             finally:
                 self.reports.end_await()
             return
-        now = self._now()
+        now = self.now()
         lease = operation.lease
         try:
             self.pending.popleft()
@@ -551,11 +485,13 @@ class Ring:
             while resolved < most and pending:  # a hook or `on_settled` may find a fault, which fails all of them
                 head = pending[0]
                 extra, estimate = head.extra, head.estimate
-                if (resolved >= known and not self._has_passed(head)) or (
-                    extra is not None and extra.copy_out is not None and not self._copy_out(head)
+                if (
+                    (head.lease is None and head.submitted_at == IN_CALL)
+                    or (resolved >= known and not self._has_passed(head))
+                    or (extra is not None and extra.copy_out is not None and not self._copy_out(head))
                 ):
                     break
-                now = now or self._now()
+                now = now or self.now()
                 # The head's turn: return its event, release its memory, wake its waiters.
                 pending.popleft()
                 resolved += 1
@@ -593,7 +529,15 @@ class Ring:
     def _has_passed(self, operation: StreamOperation[Any]) -> bool:
         """Query the driver for one operation. True also if the stream has not accepted it."""
         lease = operation.lease or self._record_late(operation)
-        return lease is None or self.driver.event_query(lease.handle)
+        return lease is None or self._is_done(lease)
+
+    def _is_done(self, lease: Lease) -> bool:
+        """Query the driver for an event. The Python form saves this call where it queries most."""
+        if self._native is not None:
+            answer = self._native.query(lease)
+            if answer >= 0:
+                return answer == 1
+        return self.driver.event_query(lease.handle)
 
     def _after_resolving(self, sampled: Estimate | None, start: float, timed: int, now: float) -> None:
         """Learn from the resolved operations, and fill the room that they have left.
@@ -634,7 +578,7 @@ class Ring:
     if TYPE_CHECKING:
 
         def _check_new(self, kind: str) -> None: ...
-        def _enqueue_unusual(
+        def enqueue_unusual(
             self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
             label: str | None,
         ) -> StreamOperation[Any]: ...  # fmt: skip
@@ -665,7 +609,7 @@ def new_operation(
     An ``__init__`` would take 60 ns longer; a launch takes 1.3 µs beside the driver call.
     """
     operation = queue.operation_class() if made is None else made()
-    operation.id = _next_id()
+    operation.id = next_id()
     operation.kind = kind
     operation.queue = queue  # type: ignore[assignment]  # each ring is a `StreamQueue`
     operation.estimate = estimate

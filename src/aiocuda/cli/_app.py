@@ -251,6 +251,7 @@ async def _collect(driver: DriverName = "auto") -> dict[str, Any]:
             },
             "versions": {**versions, **chosen.versions()},
             "hardware_queues": device.hardware_queues,
+            "core": device.statistics().core,
             "fallback_reason": reason,
         }
     finally:

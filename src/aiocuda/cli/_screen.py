@@ -231,6 +231,7 @@ def show_info(info: Mapping[str, Any], console: Console) -> None:
         capability = f", compute capability {major}.{minor}" if major else ""
         lines[f"device {device['index']}"] = f"{device['name']}, {_size(device['total_memory'])}{capability}"
     lines["hardware queues"] = info["hardware_queues"]
+    lines["core"] = info["core"]
     lines |= {name.replace("_", " "): value for name, value in {**info["features"], **info["versions"]}.items()}
     width = max(map(len, lines))
     for name, value in lines.items():

@@ -5,8 +5,7 @@ README.md in this directory describes the modules.
 
 from __future__ import annotations
 
-from .._core._gather import gather
-from .._core._operation import INTERNAL, Operation
+from .._core import INTERNAL, Operation, gather
 from ._instrument import (
     BatchListener,
     EndedRequest,

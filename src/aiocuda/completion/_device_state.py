@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from .._base._types import DeviceProperties, Priority
-from .._core._lease import Lease
+from .._core import DeviceFields
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases
@@ -74,14 +74,13 @@ class Budget:
         return cast("Budget", known)
 
 
-class DeviceState:
+class DeviceState(DeviceFields):
     """The event leases, predictions and submission limit of one opened device.
 
     State that threads share is changed by single list or integer operations.
 
     Attributes
     ----------
-    driver : Driver
     device : int
         The index of the device.
     device_count : int
@@ -93,16 +92,8 @@ class DeviceState:
     policy : CompletionPolicy
     max_in_flight : int
         The user's limit for each stream.
-    limit : int
-        The present limit for each stream, with regard to the hardware queues.
     leases : EventLeases
     predictor : Predictor
-    listeners : Listeners or None
-        Their hooks get the submission and the end of each operation; None without a listener.
-    starts : dict of int to Lease
-        The timing event before each operation, by its id, while a listener wants timing.
-    guarded : bool
-        True if another library may be capturing a stream. Queries then take 0.8 µs more per pass.
     cross_device_uses : dict
         The streams of other opened devices that may use memory of this one. Once `closing`: the last operation of each.
     tokens : list of int
@@ -116,8 +107,8 @@ class DeviceState:
     """
 
     __slots__ = ("__weakref__", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
-                 "device", "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight",
-                 "policy", "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
+                 "device", "device_count", "leases", "max_in_flight", "policy", "predictor", "process", "properties",
+                 "streams", "tokens")  # fmt: skip
 
     def __init__(
         self,
@@ -128,19 +119,16 @@ class DeviceState:
         max_in_flight: int,
         asynchronous: bool = True,
     ) -> None:
-        self.driver = driver
+        self.policy = policy if driver.polls_freely else policy.parking()
+        super().__init__(driver, max_in_flight, self.policy.linger)
         self.asynchronous = asynchronous
         self.advises = False
         self.device = device
         self.device_count = driver.device_count()  # it does not change
         self.properties = properties
-        self.policy = policy if driver.polls_freely else policy.parking()
         self.max_in_flight = max_in_flight
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
-        self.listeners: Listeners | None = None
-        self.starts: dict[int, Lease] = {}
-        self.guarded = False
         self.cross_device_uses: dict[StreamQueue, StreamOperation[Any] | None] = {}
         self.closing = False
         self.process = os.getpid()
@@ -148,7 +136,6 @@ class DeviceState:
         self.budget.device_states[weakref.ref(self, self.budget.device_states.pop)] = None
         self.tokens = self.budget.tokens if asynchronous else []  # without a notifier, a timer queries
         self.streams = 0
-        self.limit = max_in_flight
         self._share()
 
     def check_process(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from .._core._lease import Lease
+from .._core import Lease
 from ..driver.protocol import Driver
 from ..errors import ClosedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._core._state import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
+from .._core import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
 
 if TYPE_CHECKING:
     from .._base._failure import Failure

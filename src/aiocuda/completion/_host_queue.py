@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._base._log import log
-from .._core._state import DONE, QUEUED, SUBMITTED
+from .._core import DONE, QUEUED, SUBMITTED
 from ..errors import BusyError, DeviceFault
 from ._pumps import Pumps
 

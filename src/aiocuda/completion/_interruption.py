@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core._operation import INTERNAL
-from .._core._state import ABANDONED, DONE, FAILED
+from .._core import ABANDONED, DONE, FAILED, INTERNAL
 from ..driver.protocol import RecordRefused
 from ..errors import DeviceFault, DriverError
 
 if TYPE_CHECKING:
-    from .._core._lease import Lease
+    from .._core import Lease
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
@@ -36,7 +35,7 @@ class Interruption:
         result of the call is unknown: the operation fails, and its memory is held until an event recorded from now on.
         """
         queue = self._queue
-        if not operation.submitted_at and queue.pending and queue.pending[-1] is operation:
+        if operation.submitted_at <= 0.0 and queue.pending and queue.pending[-1] is operation:
             operation.submitted_at = queue.driver.now()
             error = DriverError(
                 f"{operation} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
@@ -44,7 +43,7 @@ class Interruption:
             queue.fail(operation, error)
 
     def end_recorded_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> None:
-        """Handle an error of `Ring.prepare` as `submit` does: a refused call, a refused record, or Ctrl-C."""
+        """Handle an error of `BoundCall` as `submit` does: a refused call, a refused record, or Ctrl-C."""
         queue = self._queue
         if isinstance(error, RecordRefused):
             operation.submitted_at = queue.driver.now()
@@ -60,7 +59,7 @@ class Interruption:
     def put_back(self, operation: StreamOperation[Any]) -> None:
         """Put the oldest entry of the host queue back if it was not in its place in the stream."""
         queue = self._queue
-        if not operation.submitted_at and operation not in queue.pending:  # it may have finished in its own hook
+        if operation.submitted_at <= 0.0 and operation not in queue.pending:  # it may have finished in its own hook
             queue.on_host.appendleft(operation)
 
     def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> int:

@@ -7,8 +7,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from .._base._wakeups import Callback
-from .._core._state import ABANDONED
-from ._prediction import INSTANT
+from .._core import ABANDONED, INSTANT
 from ._queue import Queue, own_queue
 from ._stream_operation import StreamOperation
 from ._stream_queue import nothing

@@ -11,7 +11,6 @@ import itertools
 import math
 import time
 import weakref
-from asyncio import _get_running_loop, current_task
 from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +20,7 @@ from .._base._loop_watch import LoopWatch
 from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, WATCHDOG_SECONDS, Wakes
-from .._core._state import LANDING
+from .._core import LANDING, ReactorFields
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
-__all__ = ["QueryGuard", "Reactor", "Turn", "reactors_of"]
+__all__ = ["QueryGuard", "Reactor", "reactors_of"]
 
 #: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32
@@ -55,75 +54,6 @@ RECHECK_SECONDS = 0.001
 
 #: A sleep longer than this is parked too, in case the work ends earlier than predicted.
 LONG_SLEEP = 0.005
-
-#: Limits for awaits that return without suspension, one after another: their number, and their seconds. Where the host
-#: is slower than the device, each item of a pipeline is done when it is awaited: 64 items took 10 ms.
-MOST_IMMEDIATE = 64
-IMMEDIATE_SECONDS = 0.001
-
-
-class Turn:
-    """Counts the work that awaits do without suspension in one turn of the loop, so that the turn ends.
-
-    Attributes
-    ----------
-    immediate : int
-        Awaits of unfinished operations that have returned without suspension, by all tasks.
-    inlined : int
-        Operations that awaits have resolved.
-    """
-
-    __slots__ = ("_awaits", "_loop", "_now", "_since", "_task", "_task_since", "immediate", "inlined")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
-        self._loop = loop
-        self._now = now
-        self._since = 0.0
-        self._task: asyncio.Task[Any] | None = None  # that has awaited a finished operation last
-        self._task_since = 0.0
-        self._awaits = 0  # of finished operations, by that task, one after another
-        self.immediate = 0
-        self.inlined = 0
-
-    def is_over(self) -> bool:
-        """Count an await that has found its operation done. Return whether it has to yield to the loop."""
-        now = self._now()
-        if not self.immediate:
-            self._since = now
-            self._loop.call_soon(self._next)
-        self.immediate += 1
-        return self.immediate > MOST_IMMEDIATE or now - self._since > IMMEDIATE_SECONDS
-
-    def is_over_for_task(self) -> bool:
-        """Count an await of a finished operation. Return whether the running task has to yield to the loop.
-
-        Each task is counted by itself: `asyncio.gather` awaits each operation by a task of its own.
-        """
-        if _get_running_loop() is not self._loop:
-            return False  # a finished operation may be awaited on another loop
-        task = current_task(self._loop)
-        if task is None:
-            return False  # a coroutine that is stepped by hand
-        now = self._now()
-        if task is self._task:
-            self._awaits += 1
-            return self._awaits > MOST_IMMEDIATE or now - self._task_since > IMMEDIATE_SECONDS
-        if self._task is None:
-            self._loop.call_soon(self._forget_task)
-        self._task, self._task_since, self._awaits = task, now, 1
-        return False
-
-    def has_inlined(self, resolved: int) -> None:
-        """Count operations that an await has resolved."""
-        if not self.inlined:
-            self._loop.call_soon(self._next)
-        self.inlined += resolved
-
-    def _next(self) -> None:
-        self.immediate = self.inlined = 0
-
-    def _forget_task(self) -> None:
-        self._task = None
 
 
 class QueryGuard:
@@ -168,17 +98,13 @@ def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
     return reactors
 
 
-class Reactor:
+class Reactor(ReactorFields):
     """Resolves the operations of one loop on one device.
 
     Attributes
     ----------
-    device_state : DeviceState
-    loop : asyncio.AbstractEventLoop
     closed : bool
         The reactor watches nothing any more.
-    faulted : bool
-        The reactor has failed its operations because of a device fault.
     queues : dict of StreamQueue
         The queues with unfinished operations.
     attended : dict of StreamQueue
@@ -186,7 +112,6 @@ class Reactor:
     opened : dict of StreamQueue
         All queues that are not closed.
     query_guard : QueryGuard
-    turn : Turn
     wakes : Wakes
     pumps : Pumps or None
         Made when streams wait for each other on the host.
@@ -195,8 +120,6 @@ class Reactor:
     alarm : Alarm
     sweeps : tuple of callables
         Called in each pass of the watchdog. Finalisers leave their memory to them.
-    on_progress : callable or None
-        Called after operations were resolved, while the staging buffers need it.
     """
 
     #: The names of the counters.
@@ -205,30 +128,14 @@ class Reactor:
         *("notifications", "watchdog_wakes", "lost_wakes"),
     )
 
-    __slots__ = (
-        *COUNTS,
-        *("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags"),
-        *("_tick", "_tick_at", "_ticked", "_watchdog", "alarm", "query_guard", "attended", "closed", "faulted"),
-        *(
-            "device_state",
-            "jobs",
-            "queues",
-            "loop",
-            "on_progress",
-            "opened",
-            "notifier_pool",
-            "submission_pace",
-            "sweeps",
-        ),
-        "turn",
-        "pumps",
-        "wakes",
-    )
+    __slots__ = ("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags", "_tick", "_tick_at",
+                 "_ticked", "_watchdog", "abandoned", "alarm", "attended", "closed", "failed", "jobs", "lost_wakes",
+                 "notifications", "notifier_pool", "opened", "parks", "pumps", "query_guard", "queues", "sleeps",
+                 "submission_pace", "submitted", "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
-        self.device_state = device_state
-        self.loop = loop
-        self.closed = self.faulted = False
+        super().__init__(device_state, loop)
+        self.closed = False
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
         self.queues: dict[StreamQueue, None] = {}
@@ -241,16 +148,14 @@ class Reactor:
         self._tick_at = math.inf  # the time of the timer, by the driver's clock
         # A simulated loop does not run in real time.
         self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
-        self.turn = Turn(loop, device_state.driver.now)
         self.submission_pace = SubmissionPace(loop)
         self.wakes = Wakes.of(loop)
         self.pumps: Pumps | None = None
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
-        self.on_progress: Callable[[], None] | None = None
         self.opened: dict[StreamQueue, None] = {}
-        self.submitted = self.resolved = self.failed = self.abandoned = 0
-        self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
+        self.submitted = self.failed = self.abandoned = 0
+        self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
         reactors = reactors_of(device_state.driver)

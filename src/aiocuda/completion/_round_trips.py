@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._base._advice import advise
 from .._base._types import SourceLine
-from .._core._operation import INTERNAL, Operation
+from .._core import INTERNAL, Operation
 from ..errors import AiocudaError
 from ._methods import KINDS
 from ._stream_operation import StreamOperation, stream_operation

@@ -10,9 +10,7 @@ from .._base._checks import check_callback
 from .._base._failure import Failure, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters
-from .._core._operation import INTERNAL, Operation
-from .._core._queued_operation import QueuedOperation
-from .._core._state import ABANDONED, DONE, FAILED, State
+from .._core import ABANDONED, DONE, FAILED, INTERNAL, Operation, QueuedOperation, State
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ._extra import CopyOut, Extra
 from ._methods import KINDS
@@ -129,6 +127,10 @@ class StreamOperation(QueuedOperation[T_co]):
             raise ClosedError(
                 f"{self!r} was still with the device when that was closed: what it may touch stays in use"
             )
+
+    async def wait(self) -> T_co:
+        # Here, because the coroutine of a compiled class is none for `inspect.iscoroutine`.
+        return await self
 
     def __dir__(self) -> list[str]:
         """Return the names of the public class."""

@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._base._failure import Failure, Poison
 from .._base._wakeups import wake_future
-from .._core._countdown import Countdown
-from .._core._operation import INTERNAL
-from .._core._ring import (
+from .._core import (
+    ABANDONED,
     CLOSED,
     COMPLICATED,
+    DONE,
+    FAILED,
     FAULTED,
+    IN_CALL,
+    INSTANT,
+    INTERNAL,
+    LANDING,
     RECORDED,
     SHARED,
+    SUBMITTED,
+    Countdown,
+    Estimate,
     Obstacle,
     Ring,
     new_operation,
 )
-from .._core._state import ABANDONED, DONE, FAILED, LANDING, SUBMITTED
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, SkippedError
 from ._extra import CopyOut
@@ -30,16 +37,13 @@ from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
 from ._interruption import Interruption
 from ._listeners import Listeners
-from ._prediction import INSTANT, Estimate
 from ._reports import Reports
 from ._stream_operation import StreamOperation
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
-from ._watch import Watch
 
 if TYPE_CHECKING:
     from .._base._wakeups import Waiters
-    from .._core._lease import Lease
-    from .._core._queued_operation import Waiter
+    from .._core import Lease, Waiter
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
@@ -92,10 +96,8 @@ class StreamQueue(Ring):
     __slots__ = ("_stream", "draining", "ended", "foreign", "host_queue", "imported", "lent", "live_bytes", "name",
                  "opened_at", "peak_bytes", "submissions")  # fmt: skip
 
-    operation_class = StreamOperation
-
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
-        super().__init__(reactor, handle, Watch())
+        super().__init__(reactor, handle, StreamOperation)
         self.reports = Reports(self)
         self.interruption = Interruption(self)
         self.name = name
@@ -255,11 +257,11 @@ class StreamQueue(Ring):
         self.submit(operation, call, arguments, ahead=True)
         return operation
 
-    def _enqueue_unusual(
+    def enqueue_unusual(
         self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
         label: str | None,
     ) -> StreamOperation[Any]:  # fmt: skip
-        """Enqueue an operation of `prepare` by `submit`, which records its event."""
+        """Enqueue an operation of a `BoundCall` by `submit`, which records its event."""
         operation: StreamOperation[Any] = new_operation(self, kind, estimate, keep)
         if label is not None:
             operation.own_label = label
@@ -275,7 +277,7 @@ class StreamQueue(Ring):
     ) -> None:
         """Do the driver calls of `submit`, with a timing event before and after the call if a listener wants it."""
         leases = self.device_state.leases
-        now = self._now()
+        now = self.now()
         timing = listeners.timing
         if timing:
             start = leases.take(timing=True)
@@ -289,7 +291,7 @@ class StreamQueue(Ring):
             call(*arguments)
         operation.submitted_at = now
         lease = operation.lease or (
-            self._idle_leases.pop() if self._idle_leases and not timing else leases.take(timing=timing)
+            self.idle_leases.pop() if self.idle_leases and not timing else leases.take(timing=timing)
         )
         try:
             self._record(lease.handle)
@@ -460,7 +462,7 @@ class StreamQueue(Ring):
         if done:
             return False  # `poll` counts it
         self.reactor.polls += 1
-        self.last_busy = self._now()
+        self.last_busy = self.now()
         return True
 
     def name_awaited(self) -> str:
@@ -529,7 +531,7 @@ class StreamQueue(Ring):
         Ctrl-C came between its two driver calls, or the driver refused the second. An event that is recorded now is
         late, but proves the same.
         """
-        if not operation.submitted_at:
+        if operation.submitted_at <= 0.0:
             return None  # the stream has not accepted it
         lease = self.device_state.leases.take()
         try:
@@ -611,6 +613,8 @@ class StreamQueue(Ring):
         pending = self.pending
         if not self.active:
             self.reactor.activate(self)
+        if operation.submitted_at == IN_CALL:
+            operation.submitted_at = 0.0
         if not pending or pending[-1] is not operation:
             pending.append(operation)
         if operation.status < DONE:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from .._base._failure import Failure
 from .._base._log import log
 from .._base._user_code import LEAVES_LOOP, call
+from .._core import Estimate
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
-from ._prediction import Estimate
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core._state import State
+from .._core import State
 
 __all__ = ["TRANSITIONS"]
 

@@ -19,7 +19,8 @@ from .._base._mistakes import lacks
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded, finish_within, warn_unfinished
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
-from .._core._operation import INTERNAL
+from .._core import INTERNAL
+from .._core._form import form
 from ..completion._device_state import DeviceState
 from ..completion._instrument import Listener
 from ..completion._policy import CompletionPolicy
@@ -286,6 +287,7 @@ class Device(ProcessLocal):
             streams_created=driver["streams_created"] - self._streams_before,
             events=driver["events"],
             threads=driver["threads"],
+            core=form().name,
             **counts,
         )
 

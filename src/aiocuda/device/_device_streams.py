@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .._base._failure import Poison
 from .._base._types import Priority
-from .._core._state import STAGING
+from .._core import STAGING
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._stream_queue import StreamQueue

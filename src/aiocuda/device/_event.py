@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from .._base._checks import flag
 from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
-from .._core._operation import Operation
-from .._core._state import ABANDONED, QUEUED
+from .._core import ABANDONED, QUEUED, Operation
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
-    from .._core._lease import Lease
+    from .._core import Lease
     from ..completion._stream_queue import StreamQueue
 
 __all__ = ["Event", "record_event"]

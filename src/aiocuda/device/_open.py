@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import operator
 import os
 import sys
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
-from .._base._advice import is_advice_wanted
+from .._base._advice import advise, is_advice_wanted
 from .._base._checks import check_integer, flag
 from .._base._clock import running_clock
 from .._base._log import log, prepare
 from .._base._mistakes import add_reader
 from .._base._off_loop import off_loop
 from .._base._types import DeviceProperties, SourceLine
+from .._core._form import BUILD, VARIABLE, form
 from ..completion._policy import CompletionPolicy, PolicyName
 from ..completion._queue_watch import log_few_queues
 from ..driver import DriverName, driver_name
@@ -208,6 +210,8 @@ class _Opening:
                 resources.loop_state()
                 log("info", "device_opened", device=device.name, index=self._index, driver=driver.name)
                 log_few_queues(properties, self._index)
+                if self._advises and driver.name == "cuda":
+                    _advise_about_core(self._line)
             except BaseException:
                 resources.mark_closed()  # no caller gets it
                 raise
@@ -254,6 +258,22 @@ class _Opening:
             if cure:
                 self._begun = True  # one error is enough
             raise AttributeError(f"what open_device() returns is no device yet and has no {name!r}{cure}", name=name)
+
+
+#: How often a GPU was opened without the compiled core.
+_without_compiled_core = itertools.count()
+
+
+def _advise_about_core(line: SourceLine) -> None:
+    """Warn at the first opening of a GPU if the core is not compiled, unless ``AIOCUDA_CORE`` has chosen that."""
+    missing = form().missing
+    if missing is not None and not next(_without_compiled_core):
+        advise(
+            "core",
+            line,
+            f"{missing}, so it runs in Python: launches and awaits take more time of the host. Build it by "
+            f"`{BUILD}`, or set {VARIABLE}=python",
+        )
 
 
 def _checks(check: bool | None) -> bool:

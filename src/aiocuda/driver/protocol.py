@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from .._base._types import DeviceProperties, Dim3, Span
 from ..errors import DeviceFault, InvalidArgumentError
@@ -41,6 +41,7 @@ __all__ = [
     "LoadedKernel",
     "ManagedAttributes",
     "Memory",
+    "NativeCall",
     "Node",
     "Notifier",
     "Notify",
@@ -51,6 +52,7 @@ __all__ = [
     "WorkerThreads",
     "check_nodes",
     "check_update",
+    "native_call",
 ]
 
 
@@ -344,8 +346,75 @@ class Memory(Protocol):
 #: Launches a kernel with the given arguments, in stream order. It is created once and called often.
 Launcher: TypeAlias = Callable[[Sequence[Any]], None]
 
-#: Enqueues work with these arguments, and records an event after it. `RecordRefused` if only the record failed.
+#: Enqueues work with these arguments, and records an event after it. `RecordRefused` if only the record failed. It may
+#: have an attribute ``native``, a function that returns a `NativeCall`: see `native_call`.
 RecordedCall: TypeAlias = Callable[[Sequence[Any], int], None]
+
+
+class NativeCall(NamedTuple):
+    """The functions in C of a `RecordedCall`, for callers that are compiled: they save the time of `ctypes`.
+
+    The caller does not release the GIL between these steps:
+
+    1. If a word of ``closed`` is not 0, it makes the `RecordedCall`, which raises the error.
+    2. It writes the arguments of a kernel to their places.
+    3. It calls ``work(block[0], block[1], block[2], block[3])``, and then ``record(event, stream)``.
+    4. It adds the number of calls to ``calls``. It passes the name of a function that has not returned 0, ``name`` or
+       ``"cuEventRecord"``, and its code to ``refuse``, which raises what the `RecordedCall` would raise.
+
+    All arguments of the functions are words of 64 bits. They return a ``CUresult``.
+
+    Attributes
+    ----------
+    work : int
+        The address of the function that enqueues the work; 0 if there is no work, only the record of an event.
+    name : str
+        The name of this function.
+    block : int
+        The address of its four arguments.
+    parameters : tuple of (str, int)
+        For each parameter of a kernel its letter, as in `Program.format`, and the address of its value.
+    pack : callable
+        ``pack(*values)`` writes the arguments of a kernel to their places: for values that the caller cannot convert.
+    record : int
+        The address of ``record(event, stream)``.
+    query : int
+        The address of ``query(event)``, which returns ``not_ready`` while the event is not done.
+    not_ready : int
+    stream : int
+        The stream, as the functions take it.
+    event : callable
+        ``event(handle)`` returns an event as the functions take it.
+    closed : tuple of int
+        The addresses of two words of 64 bits.
+    calls : int
+        The address of a word of 64 bits.
+    refuse : callable
+        ``refuse(name, code)`` raises the error of the driver.
+    owner : object
+        Holds the memory of the addresses.
+    """
+
+    work: int
+    name: str
+    block: int
+    parameters: tuple[tuple[str, int], ...]
+    pack: Callable[..., object]
+    record: int
+    query: int
+    not_ready: int
+    stream: int
+    event: Callable[[int], int]
+    closed: tuple[int, int]
+    calls: int
+    refuse: Callable[[str, int], NoReturn]
+    owner: object
+
+
+def native_call(call: Callable[..., None]) -> NativeCall | None:
+    """Return the functions in C of a recorded call, or of a call of `Streams.recorder`; None if it has none."""
+    native: Callable[[], NativeCall] | None = getattr(call, "native", None)
+    return None if native is None else native()
 
 
 class RecordRefused(BaseException):

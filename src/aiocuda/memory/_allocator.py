@@ -22,7 +22,7 @@ from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
-from .._core._ring import SHARED
+from .._core import SHARED
 from ..completion._device_state import DeviceState
 from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError

@@ -23,7 +23,7 @@ from ._host_view import HostView
 from ._migrations import PAGE, Migrations
 
 if TYPE_CHECKING:
-    from .._core._operation import Operation
+    from .._core import Operation
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
     from ._allocator import DeviceMemory

@@ -11,7 +11,7 @@ from .._base._failure import Failure, raisable
 from .._base._wakeups import Wakes
 
 if TYPE_CHECKING:
-    from .._core._operation import Operation
+    from .._core import Operation
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver

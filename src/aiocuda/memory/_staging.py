@@ -16,8 +16,7 @@ from typing import Any
 from weakref import ref
 
 from .._base._failure import Failure, raisable
-from .._core._state import DONE, STAGING
-from ..completion._prediction import Estimate
+from .._core import DONE, STAGING, Estimate
 from ..completion._reactor import Reactor
 from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .._base._log import log
-from .._core._ring import SHARED
+from .._core import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from ._resource import MemoryResource, PoolResource, chain, is_resource

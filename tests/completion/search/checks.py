@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiocuda._core._state import DONE
+from aiocuda._core import DONE
 
 if TYPE_CHECKING:
     from tests.completion.search.client import Client

@@ -10,7 +10,7 @@ from ...driver import DriverName, driver_name
 from ._driver_checks import check_driver, check_nvrtc, check_pinned, check_queues, check_versions
 from ._finding import Finding, Problem, Result
 from ._machine import Machine
-from ._settings_checks import check_cache, check_environment, check_event_loop
+from ._settings_checks import check_cache, check_core, check_environment, check_event_loop
 from ._time_checks import check_gil, check_timers
 
 __all__ = ["CHECKS", "diagnose"]
@@ -27,6 +27,7 @@ CHECKS: Final[Mapping[str, Callable[[Machine], Awaitable[Result]]]] = {
     "pinned_limit": check_pinned,
     "gil_contention": check_gil,
     "timer_latency": check_timers,
+    "core": check_core,
     "cache": check_cache,
     "environment": check_environment,
     "event_loop": check_event_loop,

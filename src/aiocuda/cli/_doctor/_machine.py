@@ -41,6 +41,7 @@ class Machine:
     error: Exception | None = None  #: the error of the driver, or of its first device
     properties: DeviceProperties | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    core: str = ""  #: the form of the core: `DeviceStatistics.core`
     ping_seconds: float = 0.0
     pinned_error: Exception | None = None
 
@@ -85,7 +86,7 @@ class Machine:
                 return
             chosen = "cuda" if self.reason is None else "host"
         async with open_device(driver=cast("DriverName", chosen), check=False) as device:
-            self.used, self.properties = chosen, device.properties
+            self.used, self.properties, self.core = chosen, device.properties, device.statistics().core
             self.versions = await device.offload(device.driver.versions)
             self.ping_seconds = await device.ping(DRIVER_SECONDS)
             await self._pin(device)

@@ -17,13 +17,15 @@ from .._report import printable
 from ._finding import Problem, Result
 from ._machine import Machine
 
-__all__ = ["VARIABLES", "check_cache", "check_environment", "check_event_loop"]
+__all__ = ["VARIABLES", "check_cache", "check_core", "check_environment", "check_event_loop"]
 
 #: The variables of the library, and the values that each accepts; None for any.
 VARIABLES: Final[dict[str, tuple[str, ...] | None]] = {
     "AIOCUDA_DRIVER": ("auto", "cuda", "host", "simulated"),
     "AIOCUDA_CACHE_DIR": None,
     "AIOCUDA_GIL": ("keep", "release"),
+    "AIOCUDA_CORE": ("auto", "compiled", "python"),
+    "AIOCUDA_BUILD": ("auto", "compiled", "python"),
     "AIOCUDA_CHECK": ("0", "1"),
     "AIOCUDA_ASYNC": ("0", "1"),
     "AIOCUDA_WARN": ("0", "1"),
@@ -34,6 +36,17 @@ _OF_TESTS: Final = ("AIOCUDA_SOAK_SECONDS",)
 
 #: Ignored entries of the cache that are named.
 _MOST_NAMED: Final = 3
+
+
+async def check_core(machine: Machine) -> Result:
+    """Check that a GPU is used by the compiled core, unless ``AIOCUDA_CORE`` refuses it."""
+    if not machine.core:
+        return Result(["no device was opened, see `driver`"])
+    facts = [f"the core is {'compiled' if machine.core == 'compiled' else 'in Python'}"]
+    if machine.core == "compiled" or machine.used != "cuda" or os.environ.get("AIOCUDA_CORE") == "python":
+        return Result(facts)
+    text = "launches and awaits take more time of the host than with the compiled core"
+    return Result(facts, [Problem(text, "python -m aiocuda._core.build, or set AIOCUDA_CORE=python")])
 
 
 async def check_cache(machine: Machine) -> Result:

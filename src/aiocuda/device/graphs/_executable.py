@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ..._base._failure import Failure, raisable
-from ...completion._prediction import Estimate
+from ..._core import Estimate
 from ...completion._reactor import Reactor
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue

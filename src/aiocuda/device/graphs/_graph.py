@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
 from ..._base._types import ProcessLocal
-from ..._core._operation import Operation
-from ..._core._ring import new_operation
-from ..._core._state import QUEUED
+from ..._core import QUEUED, Operation, new_operation
 from ...completion._gates import Every, Gate, Submitted
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing, stream_queue

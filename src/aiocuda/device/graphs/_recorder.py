@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from ..._base._wakeups import Waiters
-from ..._core._operation import Operation
-from ..._core._ring import new_operation
+from ..._core import Operation, new_operation
 from ...completion._methods import METHODS, Refusal
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, stream_queue

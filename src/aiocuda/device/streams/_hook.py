@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..._core._operation import Operation
+from ..._core import Operation
 from ...completion._stream_operation import StreamOperation
 
 if TYPE_CHECKING:

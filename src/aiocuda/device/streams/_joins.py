@@ -6,9 +6,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..._core._operation import Operation
-from ..._core._ring import CLOSED, COMPLICATED, FAULTED
-from ..._core._state import DONE
+from ..._core import CLOSED, COMPLICATED, DONE, FAULTED, BoundCall, Operation
 from ...completion._queue import Queue, own_queue
 from ...completion._stream_operation import StreamOperation, stream_operation
 from ...completion._stream_queue import StreamQueue, nothing
@@ -120,7 +118,8 @@ def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[No
     """Return the function of `prepare_join` with everything bound."""
     first, *others = queues
     driver, device_state, loop = first.driver, first.device_state, first.loop
-    enqueue = first.prepare(
+    bound = BoundCall(
+        first,
         "barrier",
         device_state.predictor.estimate(("barrier", len(others))),
         driver.recorded_wait(first.handle),
@@ -152,7 +151,7 @@ def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[No
                 events.append(lease.handle)
         if events:
             first.note_wait()  # also because the duration of the operation then includes the waits
-        joined: StreamOperation[None] = enqueue(events, None)
+        joined: StreamOperation[None] = bound.enqueue(events, None)
         lease = joined.lease
         if lease is None:
             for queue in others:

@@ -10,9 +10,8 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
-from ..._core._bound_launch import BoundLaunch
+from ..._core import BoundLaunch, Estimate
 from ...completion._gates import Every
-from ...completion._prediction import Estimate
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue
 from ...errors import BusyError, ClosedError, InvalidTypeError
@@ -36,7 +35,8 @@ _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllI
 class Launches:
     """The kernel launches of a stream."""
 
-    __slots__ = ("_access", "_queue", "_resources", "bound", "last", "launches")
+    __slots__ = ("_access", "_queue", "_resources", "block", "bound", "grid", "kernel", "last", "launches",
+                 "shared_bytes")  # fmt: skip
 
     def __init__(
         self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess,
@@ -47,8 +47,12 @@ class Launches:
         self._access = access
         #: BoundLaunch launches, by kernel, grid, block and bytes of shared memory.
         self.bound: dict[Any, BoundLaunch] = {} if bound is None else bound
-        #: The newest launch. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
+        #: The newest launch and its arguments. `Stream.launch` compares them first: 60 ns faster than the dict.
         self.last: BoundLaunch | None = None
+        self.kernel: Kernel | None = None
+        self.grid: Any = None
+        self.block: Any = None
+        self.shared_bytes: Any = None
         self.launches = 0  #: how many were enqueued
 
     def enqueue(
@@ -58,10 +62,10 @@ class Launches:
         bound = self.last
         if (
             bound is None
-            or kernel is not bound.kernel
-            or grid is not bound.grid
-            or block is not bound.block
-            or shared_bytes is not bound.shared_bytes
+            or kernel is not self.kernel
+            or grid is not self.grid
+            or block is not self.block
+            or shared_bytes is not self.shared_bytes
         ):
             bound = self.find(kernel, grid, block, shared_bytes)
         return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
@@ -74,7 +78,7 @@ class Launches:
             return None  # a list as grid is no key
         if bound is None or not (_is_exact(grid) and _is_exact(block) and type(shared_bytes) in _INTEGERS):
             return None
-        self.last = bound
+        self.last, self.kernel, self.grid, self.block, self.shared_bytes = bound, kernel, grid, block, shared_bytes
         return bound
 
     def launch(
@@ -134,10 +138,7 @@ class Launches:
             resources.check_usable(block_of(args[at]))
         recorded = resources.driver.recorded_launch(queue.handle, function, *extents, shared_bytes)
         launcher = resources.driver.launcher(queue.handle, function, *extents, shared_bytes)
-        enqueue = queue.prepare("launch", estimate, recorded, launcher)
-        bound = BoundLaunch(
-            queue, enqueue, launcher, estimate, pointers, converters_of(kernel), kernel, grid, block, shared_bytes
-        )
+        bound = BoundLaunch(queue, recorded, launcher, estimate, pointers, converters_of(kernel), kernel)
         if len(self.bound) >= MOST_BOUND:
             self.bound.clear()
         with contextlib.suppress(TypeError):  # a list as grid is no key: each launch is bound anew

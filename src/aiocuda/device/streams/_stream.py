@@ -19,8 +19,7 @@ from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, ProcessLocal, SourceLine
-from ..._core._operation import Operation
-from ...completion._prediction import INSTANT
+from ..._core import INSTANT, Operation
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -248,10 +247,10 @@ class Stream(ProcessLocal):
         bound = launches.last
         if (
             bound is None
-            or kernel is not bound.kernel
-            or grid is not bound.grid
-            or block is not bound.block
-            or shared_bytes is not bound.shared_bytes
+            or kernel is not launches.kernel
+            or grid is not launches.grid
+            or block is not launches.block
+            or shared_bytes is not launches.shared_bytes
         ):
             bound = launches.find(kernel, grid, block, shared_bytes)
             if bound is None:
@@ -627,10 +626,10 @@ def launch_converted(
     if (
         stream._hook is not None
         or bound is None
-        or kernel is not bound.kernel
-        or grid is not bound.grid
-        or block is not bound.block
-        or shared_bytes is not bound.shared_bytes
+        or kernel is not launches.kernel
+        or grid is not launches.grid
+        or block is not launches.block
+        or shared_bytes is not launches.shared_bytes
     ):
         return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
     operation = bound.repeat(args, None, values)

@@ -11,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
-from ..._core._bound_copy import BoundCopy
-from ..._core._ring import CLOSED, new_operation
-from ..._core._state import DONE
-from ...completion._prediction import Estimate
+from ..._core import CLOSED, DONE, BoundCopy, Estimate, new_operation
 from ...completion._stream_operation import StreamOperation, check_awaited
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError

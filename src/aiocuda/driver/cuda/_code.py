@@ -27,6 +27,7 @@ class _Function:
     name: str
     handle: int  #: ``CUfunction``
     owner: object  #: keeps a kernel of another library loaded
+    format: str  #: as `Program.format`
     pack: struct.Struct
     offsets: tuple[int, ...]
     dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
@@ -46,6 +47,8 @@ class BoundLaunch:
     config: Word
     kernel: Word
     parameters: Word | None  #: None for a kernel without parameters
+    addresses: tuple[int, int, int]  #: of the configuration, of the function, and of the array of parameters or 0
+    places: tuple[tuple[str, int], ...]  #: the letter and the address of each parameter
 
 
 def parameter_layout(format: str) -> tuple[struct.Struct, tuple[tuple[int, int], ...]]:
@@ -133,7 +136,9 @@ class CudaCode(Core):
         self._check_layout(opened, function.value, program, places)
         limit = self._dynamic_limit(opened, function.value)
         offsets = tuple(offset for offset, _ in places)
-        return _Function(opened.index, program.name, function.value, program.loaded, pack, offsets, limit)
+        return _Function(
+            opened.index, program.name, function.value, program.loaded, program.format, pack, offsets, limit
+        )
 
     def _dynamic_limit(self, opened: OpenDevice, function: int) -> int:
         limit = ctypes.c_int()
@@ -213,7 +218,11 @@ class CudaCode(Core):
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, info.handle, None, 0)
         parameters = reference(pointers) if known.offsets else None
-        return BoundLaunch(info, known.pack.pack_into, buffer, reference(config), word(known.handle), parameters)
+        places = tuple((letter, start + offset) for letter, offset in zip(known.format, known.offsets, strict=True))
+        addresses = ctypes.addressof(config), known.handle, ctypes.addressof(pointers) if known.offsets else 0
+        return BoundLaunch(
+            info, known.pack.pack_into, buffer, reference(config), word(known.handle), parameters, addresses, places
+        )
 
     def _raise_limit(self, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)

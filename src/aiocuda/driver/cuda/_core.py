@@ -31,7 +31,10 @@ from ._abi import CU_EVENT_WAIT_DEFAULT
 from ._entry import ENTRIES, Call, Calls, Word, chosen_form, word
 from ._library import FORKED, Library
 
-__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "OpenDevice", "StreamInfo", "in_context"]
+__all__ = [
+    "ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "NativeState", "OpenDevice", "StreamInfo",
+    "in_context",
+]  # fmt: skip
 
 # Codes of this package, without a call of the NVIDIA driver. A CUresult is never negative.
 _NOT_OPEN: Final = -1
@@ -99,9 +102,11 @@ class StreamInfo:
     priority: int = 0  #: the requested priority; only for owned streams
     exported: bool = False  #: True if another library may use the handle: the stream is then never destroyed
     word: Word = dataclasses.field(init=False)  #: the handle, converted for hot calls
+    closed: ctypes.c_int64 = dataclasses.field(init=False)  #: not 0 after `end`, for `NativeCall`
 
     def __post_init__(self) -> None:
         self.word = word(self.handle)
+        self.closed = ctypes.c_int64(0)
 
     def add_import(self) -> None:
         """The stream is imported once more."""
@@ -121,6 +126,7 @@ class StreamInfo:
     def end(self, stale: Calls) -> None:
         """The stream is destroyed: launchers that still hold it get functions that fail."""
         self.calls = stale
+        self.closed.value = 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -134,6 +140,24 @@ class EventInfo:
 
     def __post_init__(self) -> None:
         self.word = word(self.handle)
+
+
+class NativeState:
+    """The words of `NativeCall` that all streams of a driver share.
+
+    Attributes
+    ----------
+    closed : c_int64
+        Not 0 after a fault and in a forked child.
+    calls : c_int64
+        The number of calls that were made without a method of the driver.
+    """
+
+    __slots__ = ("calls", "closed")
+
+    def __init__(self) -> None:
+        self.closed = ctypes.c_int64(0)
+        self.calls = ctypes.c_int64(0)
 
 
 def in_context(context: Context, calls: Calls) -> Calls:
@@ -192,6 +216,7 @@ class Core(ProcessLocal):
         #: handle of an imported stream is its ``CUstream``, which is 0, 1, 2 or an address.
         self.handles: Final = itertools.count(3, 2)
         self.call_count = 0  # method calls that reached CUDA; `+= 1` is one step under the GIL
+        self.native: Final = NativeState()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -214,6 +239,7 @@ class Core(ProcessLocal):
                 return
             self._fault = fault
             faulted = Calls.answering(_FAULTED)
+            self.native.closed.value = 1
             self.keep_gil.replace_with(faulted)
             self.release_gil.replace_with(faulted)
         FAULTS.report(fault, ends_process=self._path is None)  # the other libraries are those of tests
@@ -353,5 +379,6 @@ class Core(ProcessLocal):
             return  # CUDA was not initialised here, so the child may do it
         self._forked = True
         forked = Calls.answering(_FORKED)
+        self.native.closed.value = 1
         self.keep_gil.replace_with(forked)
         self.release_gil.replace_with(forked)

@@ -26,7 +26,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaRecorded):
               └─ CudaStreams ─┬─┴─ CudaGraphs┴─ CudaRecorded   (a launch or a copy, and an event after it)
                               └─── CudaNotify                  (a notifier has a side stream)
 
-    A graph has kernels, and is launched on streams.
+    A graph has kernels, and is launched on streams. `CudaStreams` has the base `CudaNative`, for functions in C.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaRecorded):
             "graphs": len(self._graphs),
             "notifiers": self._notifiers,
             "threads": self._workers.alive,
-            "calls": self.call_count,
+            "calls": self.call_count + self.native.calls.value,
         }
 
     def __repr__(self) -> str:

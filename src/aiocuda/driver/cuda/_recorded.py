@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ class CudaRecorded(CudaGraphs, CudaMemory):
                 raise RecordRefused(error) from None
             self.call_count += 2
 
+        config_address, function_address, parameters_address = bound.addresses
+        self.offer_native(
+            launch, info, "cuLaunchKernelEx", (config_address, function_address, parameters_address, 0), bound.places,
+            functools.partial(pack_into, buffer, 0), bound,
+        )  # fmt: skip
         return launch
 
     def recorded_upload(self, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
@@ -94,4 +100,5 @@ class CudaRecorded(CudaGraphs, CudaMemory):
                 raise RecordRefused(error) from None
             self.call_count += 2
 
+        self.offer_native(copy, info, function, (target, source, nbytes, handle))
         return copy

@@ -10,8 +10,9 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from .._kept_streams import KeptStreams
 from . import _abi
-from ._core import ANY_DEVICE, WAIT_DEFAULT, Core, EventInfo, StreamInfo, in_context
+from ._core import ANY_DEVICE, WAIT_DEFAULT, EventInfo, StreamInfo, in_context
 from ._entry import Calls, reference
+from ._native import CudaNative
 
 __all__ = ["CudaStreams"]
 
@@ -26,7 +27,7 @@ class _CaptureMode(threading.local):
         self.mode: Final = reference(ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
-class CudaStreams(Core):
+class CudaStreams(CudaNative):
     """`aiocuda.driver.protocol.Streams`."""
 
     def __init__(self, library: str | None = None) -> None:
@@ -294,6 +295,7 @@ class CudaStreams(Core):
                 self.fail("cuEventRecord", code, device)
             self.call_count += 1
 
+        self.offer_native(record, info)
         return record
 
     def event_query(self, event: int) -> bool:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ..._core._operation import INTERNAL
+from ..._core import INTERNAL
 from ...completion._device_state import DeviceState
 from ...completion._reactor import Reactor
 from ...completion._stream_operation import StreamOperation

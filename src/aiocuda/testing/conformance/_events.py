@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ...driver.protocol import RecordRefused
+from ...driver.protocol import RecordRefused, native_call
 from ...errors import StaleHandleError
 from ..kernels import AFFINE, SPIN
 from ._base import VERBS, Conformance, probe
+from ._native import by_ctypes, forms
 from ._rig import Rig, address_of, span
 
 __all__ = ["EventConformance"]
@@ -48,30 +49,46 @@ class EventConformance(Conformance):
 
     @pytest.mark.parametrize("verb", ["launch", "upload", "download"])
     def test_recorded_call_enqueues_its_work_and_then_its_event(self, rig: Rig, verb: str) -> None:
-        """A recorded launch or copy does its work in the stream's order; its event is done after it, not before."""
+        """A recorded launch or copy does its work in the stream's order; its event is done after it, not before.
+
+        So do the functions in C that the driver may have for it.
+        """
         driver, stream, event = rig.driver, rig.stream(), rig.event()
         memory, host = rig.memory(64), rig.pinned(16, "u4")
-        host[:] = 7
         values: Sequence[Any] = ()
         if verb == "launch":
-            call = driver.recorded_launch(stream, rig.function(AFFINE), (1, 1, 1), (32, 1, 1), 0)
+            recorded = driver.recorded_launch(stream, rig.function(AFFINE), (1, 1, 1), (32, 1, 1), 0)
             values = rig.arguments(span(memory, 16, "u4"), 16, 0, 5)
         else:
             bind = driver.recorded_upload if verb == "upload" else driver.recorded_download
             ends = (memory, address_of(host)) if verb == "upload" else (address_of(host), memory)
-            call = bind(stream, *ends, 64)
-        hold = rig.hold(stream)
-        with rig.unblocked("enqueueing"):
-            call(values, event)
-        rig.witness()
-        assert not driver.event_query(event)
-        assert host.tolist() == [7] * 16
-        hold.release()
-        rig.finish_event(event)
-        if verb == "download":
-            assert host.tolist() == [0] * 16
-        else:
-            assert rig.look(memory, 16, "u4").tolist() == [5 if verb == "launch" else 7] * 16
+            recorded = bind(stream, *ends, 64)
+        for call in forms(recorded):
+            rig.clear(memory, 64)
+            host[:] = 7
+            hold = rig.hold(stream)
+            with rig.unblocked("enqueueing"):
+                call(values, event)
+            rig.witness()
+            assert not driver.event_query(event)
+            assert host.tolist() == [7] * 16
+            hold.release()
+            rig.finish_event(event)
+            if verb == "download":
+                assert host.tolist() == [0] * 16
+            else:
+                assert rig.look(memory, 16, "u4").tolist() == [5 if verb == "launch" else 7] * 16
+
+    def test_functions_in_c_are_closed_with_their_stream(self, rig: Rig) -> None:
+        """The functions in C of a recorded call must not be called after the stream was destroyed."""
+        stream, memory, host = rig.stream(), rig.memory(64), rig.pinned(16, "u4")
+        native = native_call(rig.driver.recorded_upload(stream, memory, address_of(host), 64))
+        record = native_call(rig.driver.recorder(stream))
+        rig.destroy_stream(stream)
+        for each in (native, record):
+            if each is not None:  # a driver need not have them
+                with pytest.raises(AssertionError, match="must not be called"):
+                    by_ctypes(each)((), rig.event())
 
     def test_recorded_call_with_an_unknown_event_is_accepted(self, rig: Rig) -> None:
         """If only the record fails, `RecordRefused` has the error, and the stream has accepted the work."""

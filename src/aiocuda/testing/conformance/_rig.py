@@ -244,6 +244,11 @@ class Rig:
         self.finish(self._side)
         return address
 
+    def clear(self, address: int, nbytes: int) -> None:
+        """Set some device memory to 0, for all streams."""
+        self.driver.fill(self._side, address, b"\0", nbytes)
+        self.finish(self._side)
+
     def uploaded(self, array: Array) -> int:
         """Allocate device memory with the content of a small array, for all streams. Not while a kernel is held."""
         address = self.memory(array.nbytes)

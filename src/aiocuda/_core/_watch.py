@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._armed_notifier import ArmedNotifier
+    from ..completion._armed_notifier import ArmedNotifier
 
 __all__ = ["Watch"]
 

@@ -1,0 +1,100 @@
+"""BoundCall: work that a stream repeats, with everything bound that does not change."""
+
+from __future__ import annotations
+
+from asyncio import _get_running_loop
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..driver.protocol import native_call
+from ._calls import COMPILED, copy_context, new_object
+from ._native import Native
+from ._ring import next_id
+from ._state import IN_CALL, SUBMITTED
+
+if TYPE_CHECKING:
+    from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
+    from ..driver.protocol import RecordedCall
+    from ._estimate import Estimate
+
+__all__ = ["BoundCall"]
+
+
+class BoundCall:
+    """Work that a stream repeats: `enqueue` is `Ring.submit` for the usual case, in 0.4 µs instead of 0.7.
+
+    Parameters
+    ----------
+    kind
+        The kind of its operations.
+    estimate
+        Of their duration.
+    call
+        The work and the record of an event, as one call of the driver.
+    unrecorded
+        ``unrecorded(values)`` is the work alone, for everything unusual, which goes to `Ring.submit`.
+    """
+
+    __slots__ = ("_after_wait", "_call", "_native", "_unrecorded", "estimate", "kind", "queue")
+
+    def __init__(
+        self, queue: StreamQueue, kind: str, estimate: Estimate, call: RecordedCall,
+        unrecorded: Callable[[Sequence[Any]], object],
+    ) -> None:  # fmt: skip
+        self.queue = queue
+        self.kind = kind
+        self.estimate = estimate
+        self._after_wait = estimate.after_wait
+        self._call = call
+        native = native_call(call) if COMPILED else None
+        self._native = None if native is None else Native(native)
+        self._unrecorded = unrecorded
+
+    def enqueue(self, values: Sequence[Any], keep: object, label: str | None = None) -> StreamOperation[Any]:
+        """Enqueue the work with these arguments. ``keep`` is held until the operation has finished."""
+        queue = self.queue
+        device_state = queue.device_state
+        listeners = device_state.listeners
+        if (
+            queue.obstacles
+            or queue.on_host
+            or _get_running_loop() is not queue.loop
+            or len(queue.pending) >= device_state.limit
+            or (listeners is not None and listeners.timing)
+        ):
+            return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
+        operation: StreamOperation[Any] = (
+            new_object(queue.operation_class) if COMPILED else queue.operation_class()
+        )  # the same as `new_operation`, without its call
+        operation.id = next_id()
+        operation.kind = self.kind
+        operation.queue = queue
+        if queue.after_wait:
+            queue.after_wait = False
+            operation.estimate = self._after_wait
+        else:
+            operation.estimate = self.estimate
+        operation.keep = keep
+        operation.status = SUBMITTED
+        operation.lease = operation.waiters = operation.value = operation.extra = lease = None
+        operation.submitted_at = IN_CALL
+        operation.context = copy_context()
+        if label is not None:
+            operation.own_label = label
+        try:
+            # The operation is in its place before the driver call: an interrupt loses nothing.
+            queue.enqueued += 1
+            queue.pending.append(operation)
+            idle = queue.idle_leases
+            lease = idle.pop() if idle else device_state.leases.take()
+            at = queue.now()
+            if self._native is None or not self._native.enqueue(values, lease):
+                self._call(values, lease.handle)
+            operation.submitted_at = at
+            operation.lease = lease  # not earlier: a stream of another thread may wait for the event
+            if listeners is not None and listeners.submit:
+                queue.reports.submitted(listeners.submit, operation)
+        except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
+            queue.interruption.end_recorded_call(operation, error, lease)
+        return operation

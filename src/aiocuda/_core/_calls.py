@@ -1,0 +1,73 @@
+"""Calls of C functions, and access to words of memory, by address.
+
+The compiled form has the same functions in C: see ``_compiled.pxd``. The Python form does not call these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from contextvars import copy_context
+from typing import TypeVar
+
+__all__ = [
+    "COMPILED", "add_to_word", "call_four", "call_one", "call_two", "copy_context", "new_object", "read_word",
+    "write_value",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+#: True in the compiled form.
+COMPILED = False
+
+
+def new_object(made: type[T]) -> T:
+    """Return a new object of a class that has no ``__init__``."""
+    return made()
+
+
+def call_four(function: int, block: int) -> int:
+    """Call a C function with the four words of a block."""
+    return int(_FUNCTION(function)(*(ctypes.c_uint64 * 4).from_address(block)))
+
+
+def call_two(function: int, first: int, second: int) -> int:
+    """Call a C function with two words."""
+    return int(_FUNCTION(function)(first, second, 0, 0))
+
+
+def call_one(function: int, first: int) -> int:
+    """Call a C function with one word."""
+    return int(_FUNCTION(function)(first, 0, 0, 0))
+
+
+def read_word(address: int) -> int:
+    """Return the word of 64 bits at an address."""
+    return ctypes.c_int64.from_address(address).value
+
+
+def add_to_word(address: int, count: int) -> None:
+    """Add to the word of 64 bits at an address."""
+    ctypes.c_int64.from_address(address).value += count
+
+
+def write_value(letter: int, address: int, value: object) -> bool:
+    """Write the argument of a kernel, and return True; return False for a value that has to be converted before.
+
+    Parameters
+    ----------
+    letter
+        The code of the letter in `aiocuda.driver.protocol.Program.format`.
+    """
+    if type(value) not in (int, float) or (type(value) is float and chr(letter) not in "fd"):
+        return False
+    try:
+        data = struct.pack("@" + chr(letter), value)
+    except struct.error:
+        return False
+    ctypes.memmove(address, data, len(data))
+    return True
+
+
+#: Takes words in the registers, whatever their number: a function ignores those that it does not declare.
+_FUNCTION = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)

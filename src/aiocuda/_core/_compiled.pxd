@@ -1,0 +1,179 @@
+# The types of the compiled form: the attributes of its classes, and what is called in C. What is not here stays Python.
+#
+# An attribute of a class in C is None or 0 until it is set: `__slots__` does not count, and no attribute is missing.
+
+cimport cython
+
+cdef extern from "_calls.h":
+    bint COMPILED "1"
+    object copy_context "PyContext_CopyCurrent"()
+    object new_object "aiocuda_new_object"(object)
+    int call_one "aiocuda_call_one"(unsigned long long, unsigned long long)
+    int call_two "aiocuda_call_two"(unsigned long long, unsigned long long, unsigned long long)
+    int call_four "aiocuda_call_four"(unsigned long long, unsigned long long)
+    long long read_word "aiocuda_read_word"(unsigned long long)
+    void add_to_word "aiocuda_add_to_word"(unsigned long long, long)
+    bint write_value "aiocuda_write_value"(int, unsigned long long, object)
+
+# Constants that the modules import.
+cdef int DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
+cdef Py_ssize_t MOST_PER_TURN
+cdef double IN_CALL
+
+# -- events and estimates
+
+cdef class Lease:
+    cdef public object handle
+    cdef public unsigned long long word
+    cdef public long long generation
+    cdef public list home
+    cdef public bint timing, lent
+
+cdef class Countdown:
+    cdef public object future
+    cdef public Py_ssize_t left
+    cdef public bint fail_fast
+
+cdef class Estimate:
+    cdef public object kernel, seconds
+    cdef public double spread
+    cdef Estimate _after_wait
+    cpdef caught(self, double sample)
+    cpdef overslept(self, double bound)
+    cpdef overdue(self, double bound)
+
+cdef class _Instant(Estimate):
+    pass
+
+# -- the state of others that the core uses
+
+cdef class Turn:
+    cdef object _loop, _now, _task
+    cdef double _since, _task_since
+    cdef int _awaits
+    cdef public Py_ssize_t immediate, inlined
+    @cython.locals(now=cython.double)
+    cpdef bint is_over(self) except -1
+    @cython.locals(now=cython.double)
+    cpdef bint is_over_for_task(self) except -1
+    cpdef has_inlined(self, Py_ssize_t resolved)
+
+cdef class Watch:
+    cdef public object armed
+    cdef public bint attended, polling
+    cdef public double poll_from, poll_until, since
+
+cdef class DeviceFields:
+    cdef public object driver, listeners
+    cdef public bint guarded
+    cdef public Py_ssize_t limit
+    cdef public double linger
+    cdef public dict starts
+
+cdef class ReactorFields:
+    cdef public DeviceFields device_state
+    cdef public bint faulted
+    cdef public object loop, on_progress
+    cdef public Py_ssize_t polls, resolved
+    cdef public Turn turn
+
+cdef class Native:
+    cdef unsigned long long _work, _block, _record, _query, _stream, _closed, _stream_closed, _calls
+    cdef int _not_ready
+    cdef object _name, _pack, _event, _refuse, _owner
+    cdef list _letters, _places
+    @cython.locals(event=cython.ulonglong, at=cython.Py_ssize_t, code=cython.int)
+    cpdef bint enqueue(self, object values, Lease lease) except -1
+    @cython.locals(code=cython.int)
+    cpdef int query(self, Lease lease) except -2
+
+# -- operations
+
+cdef class Operation:
+    cdef public object id, kind
+
+cdef class QueuedOperation(Operation):
+    cdef object __weakref__
+    cdef public Ring queue
+    cdef public object context, value, keep, waiters, extra, own_label, call, arguments, gate
+    cdef public int status
+    cdef public Estimate estimate
+    cdef public Lease lease
+    cdef public double submitted_at
+    cpdef bint add_waiter(self, object waiter) except -1
+    cpdef wake_waiters(self)
+    @cython.locals(countdown=Countdown)
+    cdef _wake(self, object waiter)
+
+# -- the ring
+
+cdef class Ring:
+    cdef object __weakref__
+    cdef public ReactorFields reactor
+    cdef public DeviceFields device_state
+    cdef public Watch watch
+    cdef public object loop, driver, handle, now, operation_class, pending, on_host, latencies, reports, interruption
+    cdef public object _poison, _record
+    cdef public Native _native
+    cdef public int obstacles
+    cdef public list idle_leases
+    cdef public long long enqueued, unmarked_wait_at
+    cdef public bint after_wait
+    cdef public double last_busy, last_resolved
+    cdef public QueuedOperation _target
+    cdef public bint _resolving
+    cdef int _blind_awaits, _most_blind_awaits
+    cpdef attend(self)
+    cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
+    @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
+                   target=QueuedOperation, lease=Lease)
+    cdef Py_ssize_t _poll(self, Py_ssize_t budget, bint awaited, bint newest_only) except -1
+    @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
+    cpdef look_ahead(self, QueuedOperation operation)
+    @cython.locals(turn=Turn, left=cython.Py_ssize_t, known=cython.Py_ssize_t)
+    cpdef resolve_to(self, QueuedOperation operation)
+    @cython.locals(count=cython.Py_ssize_t)
+    cdef Py_ssize_t _count_to(self, object operation) except -1
+    @cython.locals(lease=Lease, device_state=DeviceFields, guarded=cython.bint, now=cython.double, until=cython.double,
+                   longest=cython.double, estimate=Estimate)
+    cpdef linger(self, QueuedOperation operation, object gathered=*)
+    @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
+    cdef _resolve_oldest(self, QueuedOperation operation)
+    @cython.locals(listened=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,
+                   resolved=cython.Py_ssize_t, done=cython.Py_ssize_t, timed=cython.Py_ssize_t, now=cython.double,
+                   lease=Lease, countdown=Countdown)
+    cdef Py_ssize_t _resolve(self, Py_ssize_t known, Py_ssize_t most) except -1
+    @cython.locals(lease=Lease)
+    cdef bint _has_passed(self, QueuedOperation operation) except -1
+    @cython.locals(answer=cython.int)
+    cdef bint _is_done(self, Lease lease) except -1
+    @cython.locals(busy=cython.double, blind=cython.double)
+    cdef _after_resolving(self, Estimate sampled, double start, Py_ssize_t timed, double now)
+
+cdef class BoundCall:
+    cdef public Ring queue
+    cdef public object kind
+    cdef public Estimate estimate
+    cdef Estimate _after_wait
+    cdef object _call, _unrecorded
+    cdef Native _native
+    @cython.locals(queue=Ring, device_state=DeviceFields, operation=QueuedOperation, lease=Lease, at=cython.double,
+                   idle=list)
+    cpdef enqueue(self, object values, object keep, object label=*)
+
+cdef class BoundLaunch(BoundCall):
+    cdef public object launcher, kernel
+    cdef public tuple pointers, converters
+    @cython.locals(queue=Ring, index=cython.Py_ssize_t, used=QueuedOperation, operation=QueuedOperation)
+    cpdef repeat(self, tuple args, object label=*, object values=*)
+
+cdef class BoundCopy(BoundCall):
+    cdef object _address, _device, _dtype, _host, _host_writes, _nbytes, _shape
+    cdef bint _uploads
+    @cython.locals(queue=Ring, used=QueuedOperation)
+    cpdef repeat(self, object device, object host)
+
+cdef class Gathering:
+    cdef list _operations
+    cdef bint _return_exceptions
+    cdef QueuedOperation _failed(self)

@@ -1,0 +1,42 @@
+"""ReactorFields: the attributes of a `Reactor` that the core uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._turn import Turn
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from ..completion._device_state import DeviceState
+
+__all__ = ["ReactorFields"]
+
+
+class ReactorFields:
+    """The attributes of `aiocuda.completion._reactor.Reactor` that the core uses for each operation.
+
+    Attributes
+    ----------
+    device_state : DeviceState
+    loop : asyncio.AbstractEventLoop
+    turn : Turn
+    faulted : bool
+        The reactor has failed its operations because of a device fault.
+    polls, resolved : int
+        Counters.
+    on_progress : callable or None
+        Called after operations were resolved, while the staging buffers need it.
+    """
+
+    __slots__ = ("device_state", "faulted", "loop", "on_progress", "polls", "resolved", "turn")
+
+    def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
+        self.device_state = device_state
+        self.loop = loop
+        self.turn = Turn(loop, device_state.driver.now)
+        self.faulted = False
+        self.polls = self.resolved = 0
+        self.on_progress: Callable[[], None] | None = None

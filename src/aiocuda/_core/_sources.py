@@ -1,0 +1,28 @@
+"""The files of the core that are compiled, and their hash. It imports nothing of aiocuda: the build runs it alone."""
+
+from __future__ import annotations
+
+from importlib.util import source_hash
+from pathlib import Path
+
+__all__ = ["FOLDER", "MODULES", "hash_of_sources"]
+
+FOLDER = Path(__file__).parent
+
+#: The modules that the extension has, each after those that it uses. `_state` and `_obstacles` are of both forms.
+MODULES = (
+    *("_lease", "_countdown", "_estimate", "_turn", "_watch", "_device_fields", "_reactor_fields", "_native"),
+    *("_operation", "_queued_operation", "_ring", "_bound_call", "_bound_launch", "_bound_copy", "_gather"),
+)
+
+#: What else decides about the extension.
+_OTHERS = ("_state.py", "_obstacles.py", "_compiled.pxd", "_calls.h", "build.py")
+
+
+def hash_of_sources(folder: Path = FOLDER) -> str | None:
+    """Return a hash of the files from which the extension is built; None if one is not there."""
+    try:
+        files = [(folder / name).read_bytes() for name in (*(f"{module}.py" for module in MODULES), *_OTHERS)]
+    except OSError:
+        return None
+    return source_hash(b"\0".join(files)).hex()

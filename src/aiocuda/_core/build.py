@@ -1,0 +1,180 @@
+"""Builds the compiled form of the core: ``python -m aiocuda._core.build``.
+
+The extension has all modules of the core. Cython compiles one file, so the build first joins their sources: it drops
+the imports among them, the blocks for type checkers, overloads, and the type parameters of base classes.
+
+It needs a C compiler and the headers of Python; and Cython, unless the generated C is there, as in an sdist. It imports
+nothing of aiocuda, because the build hook runs it before aiocuda is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CYTHON", "BuildError", "build", "can_compile", "extension_name", "generate", "has_generated_c", "joined", "main",
+]  # fmt: skip
+
+#: What the build requires where no generated C is there.
+CYTHON = "cython>=3.1"
+
+#: The name of the extension. It is not the name of a source, so a stale extension never hides an edited source.
+NAME = "_compiled"
+
+_HERE = Path(__file__).parent
+
+_OPTIONS = ("annotation_typing=False", "binding=True", "auto_pickle=False", "nonecheck=True")
+
+
+class BuildError(Exception):
+    """The core cannot be compiled."""
+
+
+def _sources() -> Any:
+    """Return `_sources`, which lies beside this file."""
+    spec = importlib.util.spec_from_file_location("_aiocuda_core_sources", _HERE / "_sources.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _marker() -> bytes:
+    """Return what a file that was made from these sources contains."""
+    return f"aiocuda core {_sources().hash_of_sources()}".encode()
+
+
+def joined() -> str:
+    """Return the modules of the core as one module."""
+    sources = _sources()
+    texts = ["from __future__ import annotations\n"]
+    siblings = "|".join((*sources.MODULES, "_calls"))
+    for name in sources.MODULES:
+        text = (_HERE / f"{name}.py").read_text(encoding="utf-8")
+        text = text.replace("from __future__ import annotations\n", "")
+        text = re.sub(rf"^from \.(?:{siblings}) import (?:\([^)]*\)|[^\n(]*)\n", "", text, flags=re.M)
+        text = re.sub(r"^__all__ = \[[^\]]*\][^\n]*\n", "", text, flags=re.M)
+        text = re.sub(r"^if TYPE_CHECKING:\n(?:(?:    .*)?\n)+", "", text, flags=re.M)
+        text = re.sub(r"^else:\n(?:(?:    .*)?\n)+", "", text, flags=re.M)  # of such a block
+        text = re.sub(r"^    if TYPE_CHECKING:\n(?:(?:        .*)?\n)+", "", text, flags=re.M)
+        text = re.sub(r"^    if not TYPE_CHECKING:\n        ", "    ", text, flags=re.M)
+        text = re.sub(r"^class (\w+)\((?:Generic|Awaitable)\[\w+\]\)", r"class \1", text, flags=re.M)
+        text = re.sub(r"^class (\w+)\((\w+)\[\w+\]\)", r"class \1(\2)", text, flags=re.M)
+        text = re.sub(r"^@overload\n(?:.*\n)+?.*\.\.\.\n", "", text, flags=re.M)
+        texts.append(text)
+    texts.append(f'#: The hash of the sources.\nSOURCES = "{sources.hash_of_sources()}"\n')
+    return "\n".join(texts)
+
+
+def generate(folder: Path) -> Path:
+    """Write the extension's source in C to a folder, and return its path. It needs Cython."""
+    if importlib.util.find_spec("Cython") is None:
+        raise BuildError(f"Cython is missing: pip install '{CYTHON}'")
+    package = folder / "aiocuda" / "_core"
+    package.mkdir(parents=True)
+    for path in (package, package.parent):
+        (path / "__init__.py").touch()
+    (package / f"{NAME}.py").write_text(joined(), encoding="utf-8")
+    shutil.copy(_HERE / f"{NAME}.pxd", package)
+    options = [argument for option in _OPTIONS for argument in ("-X", option)]
+    command = [sys.executable, "-m", "cython", "-3", *options, str(package / f"{NAME}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"Cython failed: {done.stdout}{done.stderr}")
+    source = package / f"{NAME}.c"
+    with source.open("a", encoding="utf-8") as file:
+        # Cython compresses its strings, and the build looks for the hash in the files.
+        file.write(f'\nstatic const char aiocuda_sources[] __attribute__((used)) = "{_marker().decode()}";\n')
+    return source
+
+
+def has_generated_c() -> bool:
+    """Return whether the C beside this file is there, and of these sources, as in an sdist."""
+    source = _HERE / f"{NAME}.c"
+    return source.exists() and _marker() in source.read_bytes()
+
+
+def extension_name() -> str:
+    """Return the name of the extension's file for this Python."""
+    return NAME + importlib.machinery.EXTENSION_SUFFIXES[0]
+
+
+def can_compile() -> str | None:
+    """Return the reason why no extension can be built here, or None."""
+    if not sys.platform.startswith("linux"):
+        return "the compiled core is for Linux, as the CUDA driver is"
+    if sys.implementation.name != "cpython":
+        return f"the compiled core is for CPython, not {sys.implementation.name}"
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler {compiler!r}: install one, or name one in CC"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "the headers of Python are missing: install python3-dev"
+    return None
+
+
+def build(target: Path = _HERE, *, force: bool = False) -> Path:
+    """Build the extension for this Python in a folder, and return its path. It is kept if it is of these sources.
+
+    Raises
+    ------
+    BuildError
+        There is no compiler, or it fails.
+    """
+    extension = target / extension_name()
+    if not force and extension.exists() and _marker() in extension.read_bytes():
+        return extension
+    reason = can_compile()
+    if reason is not None:
+        raise BuildError(reason)
+    with tempfile.TemporaryDirectory(prefix="aiocuda-core-") as folder:
+        source = _HERE / f"{NAME}.c" if has_generated_c() else generate(Path(folder))
+        made = Path(folder) / extension.name
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        command = [
+            *compiler, "-shared", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
+            # Classes on the heap: `lacks` and `refuses` set attributes of `Operation`.
+            "-DCYTHON_USE_TYPE_SPECS=1",
+            f"-I{sysconfig.get_paths()['include']}", f"-I{_HERE}", str(source), "-o", str(made),
+            *shlex.split(os.environ.get("CFLAGS", "")),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{shlex.join(command)} failed: {done.stderr}")
+        # A process that has loaded the old file keeps it.
+        beside = target / f"{extension.name}.{os.getpid()}"
+        shutil.copy(made, beside)
+        beside.replace(extension)
+    return extension
+
+
+def main() -> int:
+    """Build the extension beside its source."""
+    parser = argparse.ArgumentParser(prog="python -m aiocuda._core.build", description="Build the compiled core.")
+    parser.add_argument("--force", action="store_true", help="build it even if it is of these sources")
+    parser.add_argument("--if-possible", action="store_true", help="succeed where it cannot be built")
+    options = parser.parse_args()
+    try:
+        path = build(force=options.force)
+    except BuildError as error:
+        print(f"aiocuda: the core is not compiled: {error}", file=sys.stderr)  # noqa: T201 - a command
+        return 0 if options.if_possible else 1
+    print(path)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The build of the compiled core: alone, for wheels and for sdists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aiocuda._core import __all__ as names_of_the_core
+from aiocuda._core import build as builder
+from aiocuda._core._sources import FOLDER, MODULES, hash_of_sources
+from tests.project.tree import ROOT
+
+needs_compiler = pytest.mark.skipif(builder.can_compile() is not None, reason=str(builder.can_compile()))
+
+
+def test_all_modules_of_the_core_are_sources() -> None:
+    """A new module must be listed, or the extension would lack it, and its edits would not be noticed."""
+    apart = {"__init__", "_calls", "_form", "_hatch_hook", "_obstacles", "_sources", "_state", "build"}
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"_compiled"} == {*MODULES, *apart}
+
+
+def test_joined_source_is_python_and_has_all_names() -> None:
+    joined: dict[str, object] = {"__name__": "joined"}
+    text = builder.joined()
+    compile(text, "joined", "exec")
+    assert "TYPE_CHECKING:" not in text
+    assert not re.search(r"^from \._(?!state|obstacles)", text, re.MULTILINE)
+    defined = set(re.findall(r"^(?:class|def) (\w+)|^(\w+) = ", text, re.MULTILINE))
+    found = {name for pair in defined for name in pair}
+    constants = {name for name in names_of_the_core if name.isupper()} - {"INSTANT", "INTERNAL"}
+    assert set(names_of_the_core) - constants - {"State"} <= found
+    assert joined["__name__"] == "joined"
+
+
+def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    reason = builder.can_compile()
+    assert reason == "there is no C compiler 'no-such-compiler': install one, or name one in CC"
+    with pytest.raises(builder.BuildError, match="no-such-compiler"):
+        builder.build(force=True)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert builder.can_compile() == "the compiled core is for Linux, as the CUDA driver is"
+
+
+@needs_compiler
+def test_extension_of_these_sources_is_kept(tmp_path: Path) -> None:
+    kept = tmp_path / builder.extension_name()
+    kept.write_bytes(f"...aiocuda core {hash_of_sources()}...".encode())
+    assert builder.build(tmp_path) == kept
+    assert kept.read_bytes().startswith(b"...")
+
+
+def _distributions(place: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@needs_compiler
+def test_wheel_of_an_sdist_has_the_extension(tmp_path: Path) -> None:
+    """The sdist has the generated C, from which the wheel is built, and the wheel works with it alone."""
+    built = _distributions(tmp_path)
+    assert built.returncode == 0, built.stderr + built.stdout
+    (sdist,), (wheel,) = tmp_path.glob("*.tar.gz"), tmp_path.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        generated = [name for name in archive.getnames() if name.endswith("/_core/_compiled.c")]
+    assert len(generated) == 1
+    with zipfile.ZipFile(wheel) as archive:
+        inside = archive.namelist()
+        archive.extractall(tmp_path / "installed")
+    assert f"aiocuda/_core/{builder.extension_name()}" in inside
+    assert not [name for name in inside if name.endswith(("_compiled.c", "_hatch_hook.py"))]
+    assert "py3-none-any" not in wheel.name
+    told = subprocess.run(
+        [sys.executable, "-c", "import aiocuda; print(aiocuda.Operation.__mro__[0], aiocuda.__file__)"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "AIOCUDA_CORE": "compiled"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert str(tmp_path / "installed") in told.stdout, told.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_pure_wheel(tmp_path: Path) -> None:
+    built = _distributions(tmp_path, AIOCUDA_BUILD="python")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if "_core/_compiled." in name and not name.endswith(".pxd")]
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_build_without_a_compiler_is_pure_and_says_so(tmp_path: Path) -> None:
+    built = _distributions(tmp_path, CC="no-such-compiler")
+    assert built.returncode == 0, built.stderr
+    assert "aiocuda is built without its compiled core: there is no C compiler" in built.stdout + built.stderr
+    assert next(tmp_path.glob("*.whl")).name.endswith("-py3-none-any.whl")
+    refused = _distributions(tmp_path / "again", CC="no-such-compiler", AIOCUDA_BUILD="compiled")
+    assert refused.returncode != 0
+    assert "there is no C compiler" in refused.stdout + refused.stderr
+
+
+def test_build_takes_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiocuda._core._hatch_hook import CoreBuildHook
+
+    monkeypatch.setenv("AIOCUDA_BUILD", "fast")
+    hook = CoreBuildHook.__new__(CoreBuildHook)
+    with pytest.raises(ValueError, match="AIOCUDA_BUILD='fast': use 'auto'"):
+        hook.dependencies()
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@needs_compiler
+def test_built_in_place_by_the_command(tmp_path: Path) -> None:
+    """A second call of the command finds the extension; `--force` builds it again."""
+    shutil.copytree(FOLDER.parent, tmp_path / "aiocuda", ignore=shutil.ignore_patterns("__pycache__", "_compiled*.so"))
+    extension = tmp_path / "aiocuda" / "_core" / builder.extension_name()
+    times = []
+    for options in ((), (), ("--force",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "aiocuda._core.build", *options],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, str(extension)), done.stderr
+        times.append(extension.stat().st_mtime_ns)
+    assert times[0] == times[1] < times[2]

@@ -1,0 +1,258 @@
+"""The core over the functions of libcuda, which are called in C by the compiled form: a recording libcuda answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError
+from aiocuda._core._form import form
+from aiocuda.driver.cuda import _library
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.protocol import CompiledKernel
+from tests.driver.cuda.fake import Fake, build
+from tests.helpers import quickly
+from tests.project.tree import ROOT
+
+pytestmark = pytest.mark.asyncio
+
+OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_READY = 2, 700, 600
+
+EMPTY = Kernel("empty", source='extern "C" __global__ void empty() {}')
+SCALE = Kernel("scale", source='extern "C" __global__ void scale(float *data, float factor, int count) {}')
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("libcuda"))
+
+
+@pytest.fixture
+def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "AIOCUDA_GIL", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(_library, "_initialised_by", None)
+    fake = Fake(library)
+    fake.value("cuDeviceGetCount", 1)
+    yield fake
+    fake.reset()
+
+
+@contextlib.asynccontextmanager
+async def opened(fake: Fake, **options: Any) -> AsyncIterator[Device]:
+    """A device of the recording libcuda, which gives all kernels the same parameters."""
+    driver = CudaDriver(fake.path)
+    driver.compile = lambda device, source: CompiledKernel(b"cubin", source.name)  # type: ignore[method-assign]
+    async with aiocuda.open_device(driver=driver, **options) as device:
+        yield device
+
+
+async def test_repeated_launch_makes_two_calls_in_order(fake: Fake) -> None:
+    """Only the first launch binds. The arguments of each launch arrive, and each record is of another event."""
+    fake.parameters((0, 8), (8, 4), (12, 4))
+    async with opened(fake) as device:
+        stream = device.stream()
+        buffer = stream.empty(4, np.float32)
+        await stream.launch(SCALE, 1, 1, buffer, 0.0, 0)
+        fake.forget()
+        operations = []
+        for value in range(3):
+            operations.append(stream.launch(SCALE, 1, 1, buffer, value / 2, -value))
+            packed = np.frombuffer(fake.launched()[1][:16], np.uint8)
+            assert packed[:8].view(np.uint64)[0] == buffer.address
+            assert packed[8:12].view(np.float32)[0] == value / 2
+            assert packed[12:].view(np.int32)[0] == -value
+        calls = [call for call in fake.calls() if call.name in ("cuLaunchKernelEx", "cuEventRecord")]
+        assert [call.name for call in calls] == ["cuLaunchKernelEx", "cuEventRecord"] * 3
+        assert len({call.arguments[0] for call in calls[1::2]}) == 3
+        assert all(call.kept_gil for call in calls)
+        assert await quickly(aiocuda.gather(*operations)) == [None] * 3
+
+
+async def test_repeated_copy_makes_two_calls(fake: Fake) -> None:
+    async with opened(fake) as device:
+        stream = device.stream()
+        buffer, pinned = stream.empty(4), device.pinned(4)
+        await pinned
+        for _ in range(2):
+            await quickly(stream.copy(buffer, pinned))
+            await quickly(stream.copy(pinned, buffer))
+        for source, target, name in ((pinned, buffer, "cuMemcpyHtoDAsync"), (buffer, pinned, "cuMemcpyDtoHAsync")):
+            fake.forget()
+            operation = stream.copy(target, source)
+            copy, record = (call for call in fake.calls() if not call.name.startswith("cuCtx"))
+            assert (copy.name, record.name) == (name, "cuEventRecord")
+            assert copy.arguments[2] == buffer.nbytes
+            await quickly(operation)
+
+
+async def test_await_asks_for_its_own_event_until_it_is_done(fake: Fake) -> None:
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        operation = stream.launch(EMPTY, 1, 1)
+        record = fake.calls("cuEventRecord")[-1]
+        fake.answer("cuEventQuery", NOT_READY, times=3)
+        fake.forget()
+        await quickly(operation)
+        queries = fake.calls("cuEventQuery")
+        assert len(queries) >= 4
+        assert {query.arguments[0] for query in queries[:4]} == {record.arguments[0]}
+
+
+async def test_calls_are_counted(fake: Fake) -> None:
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        before = device.driver.statistics()["calls"]
+        stream.launch(EMPTY, 1, 1)
+        assert device.driver.statistics()["calls"] == before + 2
+        await stream.synchronize()
+
+
+@pytest.mark.parametrize("function", ["cuLaunchKernelEx", "cuEventRecord", "cuEventQuery"])
+async def test_fault_reaches_every_waiter(fake: Fake, function: str) -> None:
+    """A fault in any of the three functions fails the operations of all streams, and later calls are not made."""
+    async with opened(fake) as device:
+        first, second = device.stream(), device.stream()
+        for stream in (first, second):
+            await stream.launch(EMPTY, 1, 1)
+        fake.answer("cuEventQuery", NOT_READY)
+        waiting = second.launch(EMPTY, 1, 1)
+        fake.answer(function, ILLEGAL_ADDRESS)
+        failing = first.launch(EMPTY, 1, 1)
+        for operation in (failing, waiting):
+            with pytest.raises(DeviceFault, match="700"):
+                await quickly(operation.wait())
+        fake.forget()
+        with pytest.raises(DeviceFault):
+            first.launch(EMPTY, 1, 1)
+        assert not fake.calls("cuLaunchKernelEx")
+
+
+async def test_refused_launch_fails_and_skips_what_follows(fake: Fake) -> None:
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        fake.answer("cuLaunchKernelEx", OUT_OF_MEMORY, times=1)
+        fake.forget()
+        failing, skipped = stream.launch(EMPTY, 1, 1), stream.launch(EMPTY, 1, 1)
+        with pytest.raises(DeviceOutOfMemory, match="cuLaunchKernelEx"):
+            await quickly(failing.wait())
+        with pytest.raises(SkippedError):
+            await quickly(skipped.wait())
+        assert len(fake.calls("cuLaunchKernelEx")) == 1
+        await quickly(stream.launch(EMPTY, 1, 1))  # the failure was delivered
+
+
+async def test_refused_record_fails_after_the_work_was_accepted(fake: Fake) -> None:
+    """The memory of the work is held until an event that was recorded later is done."""
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        fake.answer("cuEventRecord", OUT_OF_MEMORY)
+        failing = stream.launch(EMPTY, 1, 1)
+        fake.answer("cuEventRecord", 0, times=0)
+        with pytest.raises(DeviceOutOfMemory, match="cuEventRecord"):
+            await quickly(failing.wait())
+        await quickly(stream.synchronize())
+        assert stream._queue.idle
+
+
+async def test_full_stream_makes_no_call(fake: Fake) -> None:
+    async with opened(fake, max_in_flight=2) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        fake.answer("cuEventQuery", NOT_READY)
+        fake.forget()
+        operations = [stream.launch(EMPTY, 1, 1) for _ in range(5)]
+        assert len(fake.calls("cuLaunchKernelEx")) == 2
+        assert [operation.state for operation in operations] == ["submitted"] * 2 + ["queued"] * 3
+        fake.answer("cuEventQuery", 0, times=0)
+        await quickly(aiocuda.gather(*operations))
+        assert len(fake.calls("cuLaunchKernelEx")) == 5
+
+
+async def test_gil_is_released_if_the_variable_says_so(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_GIL", "release")
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        fake.forget()
+        await quickly(stream.launch(EMPTY, 1, 1))
+        assert {call.kept_gil for call in fake.calls() if call.name in ("cuLaunchKernelEx", "cuEventRecord")} == {False}
+
+
+async def test_stream_closed_with_work_in_flight(fake: Fake) -> None:
+    """The stream is destroyed when its work is done. A launch after the close is refused before any call."""
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        operation = stream.launch(EMPTY, 1, 1)
+        await quickly(stream.aclose())
+        assert operation.done()
+        fake.forget()
+        with pytest.raises(aiocuda.ClosedError):
+            stream.launch(EMPTY, 1, 1)
+        assert fake.calls() == []
+
+
+_FORKS = """
+import asyncio, os, sys
+from pathlib import Path
+import pytest
+import aiocuda
+from aiocuda._core._form import form
+from tests.core.test_over_libcuda import EMPTY, opened
+from tests.driver.cuda.fake import Fake
+
+async def main():
+    fake = Fake(Path(sys.argv[1]))
+    fake.value("cuDeviceGetCount", 1)
+    async with opened(fake) as device:
+        stream = device.stream()
+        await stream.launch(EMPTY, 1, 1)
+        pending = stream.launch(EMPTY, 1, 1)
+        fake.forget()
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                try:
+                    operation = stream.launch(EMPTY, 1, 1)
+                    await operation
+                except aiocuda.ForkedProcessError:
+                    assert not [call for call in fake.calls() if "Launch" in call.name], fake.names()
+                    status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        await pending
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+async def test_forked_child_makes_no_call(library: Path) -> None:
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    done = subprocess.run(  # noqa: ASYNC221 - nothing else runs
+        [sys.executable, "-W", "ignore", "-c", _FORKS, str(library)],
+        env={**os.environ, "PYTHONPATH": path, "AIOCUDA_CORE": form().name},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
