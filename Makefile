@@ -4,7 +4,7 @@
 #   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak; those marked python_core with the core in Python
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
-#                 one by one; and those of the core with the other form of the core
+#                 one by one; and those of core, completion, stream and memory with the other form of the core
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
@@ -59,7 +59,7 @@ test: core
 
 slow: core
 	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 300 --session-timeout 900 $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/completion tests/stream tests/memory -m "not heavy and not soak" $(IN_TWO) --timeout 120 -q)
+	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak" $(IN_TWO) --timeout 120 -q)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 300 --session-timeout 300)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)

@@ -421,7 +421,7 @@ async def test_a_closed_coordinator_leaves_no_poison(device: Device) -> None:
                     await fail(coordinator, buffer)
                     await coordinator.drain()
                     np.testing.assert_array_equal(await quickly(other.download(buffer)), ONES)
-                    assert len(buffer._block.poison) == 1
+                    assert len(buffer._block.poisoned()) == 1
                     if ends == "is left":
                         raise ZeroDivisionError
                 raise SystemError
@@ -631,7 +631,7 @@ async def test_an_operation_costs_the_same_beside_many_poisoned_slices() -> None
             for index in range(count):
                 await fail(coordinator, buffer[2 * index : 2 * index + 1])
             await coordinator.drain()
-            assert len(buffer._block.poison[coordinator._scheduler.graph]) == count
+            assert len(buffer._block.poisoned()[coordinator._scheduler.graph]) == count
 
             def work() -> None:
                 for index in range(1, 9):

@@ -1,7 +1,7 @@
 """Code of the program that the core calls while it works on a stream, and that uses the same stream.
 
 The tests run in the form in use, and `make slow` runs them in the other one: a compiled core must read its state again
-after each call, as the Python form does by itself.
+after each call, as the core in Python does by itself.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from ._obstacles import CLOSED, COMPLICATED, FAULTED, INACTIVE, POISONED, RECORD
 from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
 
 if TYPE_CHECKING:
+    from ._block_fields import BlockFields
     from ._bound_call import BoundCall
     from ._bound_copy import BoundCopy
     from ._bound_launch import BoundLaunch
@@ -40,8 +41,8 @@ else:
 
 __all__ = [
     "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
-    "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BoundCall",
-    "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation", "Lease",
-    "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
-    "new_operation",
+    "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BlockFields",
+    "BoundCall", "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation",
+    "Lease", "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch",
+    "gather", "new_operation",
 ]  # fmt: skip

@@ -77,6 +77,15 @@ cdef class ReactorFields:
     cdef public Py_ssize_t polls, resolved
     cdef public Turn turn
 
+cdef class BlockFields:
+    cdef object __weakref__
+    cdef public object driver, address, nbytes, home, owner, shape, dtype, peers, dependencies, allocation_event, poison
+    cdef public object region
+    cdef public dict uses
+    cdef public int device
+    cdef public long long assigned
+    cdef public bint freed, ready
+
 cdef class Native:
     cdef unsigned long long _work, _block, _record, _query, _stream, _closed, _stream_closed, _calls
     cdef int _not_ready
@@ -123,6 +132,8 @@ cdef class Ring:
     cdef public QueuedOperation _target
     cdef public bint _resolving
     cdef int _blind_awaits, _most_blind_awaits
+    cpdef check_loop(self)
+    cpdef check(self)
     cpdef attend(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
     @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,

@@ -185,6 +185,30 @@ class Ring:
             and not self.on_host
         )
 
+    def check_loop(self) -> None:
+        """Raise unless the stream's own loop is running."""
+        if _get_running_loop() is not self.loop:
+            self.refuse_loop()
+
+    def check(self) -> None:
+        """Raise if the stream accepts no operation now."""
+        if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.driver.fault is not None:
+            self.refuse_unusable()
+
+    def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
+        """Return the stream and its last operation, whose event comes after all its work; (stream, None) if it is idle.
+
+        None if there is no such operation: other libraries may enqueue on a shared stream; and an operation with a
+        result must not live as long as the memory that is freed after it.
+        """
+        pending = self.pending
+        if self.obstacles & SHARED:
+            return None
+        if not pending:
+            return (self.handle, None)
+        last = pending[-1]
+        return None if last.value is not None or last.lease is None else (self.handle, last)
+
     def attend(self) -> None:
         """Have the reactor watch the queue: an operation of it has a waiter."""
         if self.watch.polling:
@@ -577,6 +601,8 @@ class Ring:
 
     if TYPE_CHECKING:
 
+        def refuse_loop(self) -> None: ...
+        def refuse_unusable(self) -> None: ...
         def _check_new(self, kind: str) -> None: ...
         def enqueue_unusual(
             self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "CYTHON", "BuildError", "build", "can_compile", "extension_name", "generate", "has_generated_c", "joined", "main",
+    "CYTHON", "BuildError", "UnavailableError", "build", "can_compile", "extension_name", "generate",
+    "has_generated_c", "joined", "main",
 ]  # fmt: skip
 
 #: What the build requires where no generated C is there.
@@ -40,6 +41,10 @@ _OPTIONS = ("annotation_typing=False", "binding=True", "auto_pickle=False", "non
 
 class BuildError(Exception):
     """The core cannot be compiled."""
+
+
+class UnavailableError(BuildError):
+    """Nothing can be compiled here: there is no compiler, no header of Python or no Cython."""
 
 
 def _sources() -> Any:
@@ -79,18 +84,18 @@ def joined() -> str:
     return "\n".join(texts)
 
 
-def generate(folder: Path) -> Path:
-    """Write the extension's source in C to a folder, and return its path. It needs Cython."""
+def generate(folder: Path, *options: str) -> Path:
+    """Write the extension's source in C to a folder, and return its path. It needs Cython, which gets the options."""
     if importlib.util.find_spec("Cython") is None:
-        raise BuildError(f"Cython is missing: pip install '{CYTHON}'")
+        raise UnavailableError(f"Cython is missing: pip install '{CYTHON}'")
     package = folder / "aiocuda" / "_core"
     package.mkdir(parents=True)
     for path in (package, package.parent):
         (path / "__init__.py").touch()
     (package / f"{NAME}.py").write_text(joined(), encoding="utf-8")
     shutil.copy(_HERE / f"{NAME}.pxd", package)
-    options = [argument for option in _OPTIONS for argument in ("-X", option)]
-    command = [sys.executable, "-m", "cython", "-3", *options, str(package / f"{NAME}.py")]
+    directives = [argument for option in _OPTIONS for argument in ("-X", option)]
+    command = [sys.executable, "-m", "cython", "-3", *directives, *options, str(package / f"{NAME}.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"Cython failed: {done.stdout}{done.stderr}")
@@ -131,15 +136,17 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
 
     Raises
     ------
+    UnavailableError
+        There is no compiler, no header of Python or no Cython.
     BuildError
-        There is no compiler, or it fails.
+        The source does not compile.
     """
     extension = target / extension_name()
     if not force and extension.exists() and _marker() in extension.read_bytes():
         return extension
     reason = can_compile()
     if reason is not None:
-        raise BuildError(reason)
+        raise UnavailableError(reason)
     with tempfile.TemporaryDirectory(prefix="aiocuda-core-") as folder:
         source = _HERE / f"{NAME}.c" if has_generated_c() else generate(Path(folder))
         made = Path(folder) / extension.name
@@ -165,13 +172,18 @@ def main() -> int:
     """Build the extension beside its source."""
     parser = argparse.ArgumentParser(prog="python -m aiocuda._core.build", description="Build the compiled core.")
     parser.add_argument("--force", action="store_true", help="build it even if it is of these sources")
-    parser.add_argument("--if-possible", action="store_true", help="succeed where it cannot be built")
+    parser.add_argument("--if-possible", action="store_true", help="succeed without a compiler, headers or Cython")
+    parser.add_argument("--annotate", type=Path, metavar="FILE", help="only write Cython's page about the source")
     options = parser.parse_args()
     try:
+        if options.annotate is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copy(generate(Path(folder), "-a").with_suffix(".html"), options.annotate)
+            return 0
         path = build(force=options.force)
     except BuildError as error:
         print(f"aiocuda: the core is not compiled: {error}", file=sys.stderr)  # noqa: T201 - a command
-        return 0 if options.if_possible else 1
+        return 0 if options.if_possible and isinstance(error, UnavailableError) else 1
     print(path)  # noqa: T201
     return 0
 

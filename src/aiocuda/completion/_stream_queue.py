@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from asyncio import _get_running_loop
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .._base._failure import Failure, Poison
 from .._base._wakeups import wake_future
@@ -123,13 +122,12 @@ class StreamQueue(Ring):
         """Set the public stream, which is made after its queue."""
         self._stream = weakref.ref(stream)
 
-    def check_loop(self) -> None:
-        """Raise unless the stream's own loop is running."""
-        if _get_running_loop() is not self.loop:
-            raise self.device_state.wrong_loop(self.loop, self.name, "make a stream in each loop, share the device")
+    def refuse_loop(self) -> NoReturn:
+        """Raise the error for another loop than the stream's own, or for none."""
+        raise self.device_state.wrong_loop(self.loop, self.name, "make a stream in each loop, share the device")
 
-    def check(self) -> None:
-        """Raise if the stream accepts no operation now."""
+    def refuse_unusable(self) -> None:
+        """Raise the reason why the stream accepts no operation now, if there is one."""
         self.check_loop()
         if self.obstacles & CLOSED:
             raise ClosedError(

@@ -121,23 +121,25 @@ class DependencyGraph:
         return any(one[2] < stop and start < one[3] and _is_alive(one) for one in noted)
 
     def _poison_of(self, block: Block, start: int, stop: int) -> RootFailure | None:
-        ranges: Ranges[RootFailure] | None = block.poison.get(self)
+        ranges: Ranges[RootFailure] | None = block.poisoned().get(self)
         return None if ranges is None else ranges.first(start, stop)
 
     def _put_poison(self, block: Block, unwritten: list[tuple[int, int]], failure: RootFailure) -> None:
-        ranges = block.poison.get(self)
+        poison = block.poisoned()
+        ranges = poison.get(self)
         if ranges is None:
-            ranges = block.poison[self] = Ranges()
+            ranges = poison[self] = Ranges()
             self._poisoned.add(block)
         for start, stop in unwritten:
             ranges.put(start, stop, failure)
 
     def _remove_poison(self, block: Block, start: int, stop: int) -> None:
-        ranges: Ranges[RootFailure] | None = block.poison.get(self)
+        poison = block.poisoned()
+        ranges: Ranges[RootFailure] | None = poison.get(self)
         if ranges is not None:
             ranges.remove(start, stop)
             if not ranges:
-                del block.poison[self]
+                del poison[self]
                 self._poisoned.discard(block)
 
     def forget(self, node: ScheduledNode[Any]) -> None:
@@ -185,7 +187,7 @@ class DependencyGraph:
             del self._noted[node]
         self._undelivered.clear()
         for block in list(self._poisoned):
-            block.poison.pop(self, None)
+            block.poisoned().pop(self, None)
         self._poisoned.clear()
 
     @classmethod

@@ -31,7 +31,7 @@ from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
 from ._managed import ManagedPool
 from ._resource import MemoryResource, as_address
-from ._supply import AnyResource, Kept, Supply, kept_in
+from ._supply import AnyResource, Kept, Supply
 from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class DeviceMemory:
         if queue is not None and (queue.ended or queue.obstacles & SHARED) and not queue.takes_frees():
             queue = None  # then its own operations are waited for like those of other queues
         stream = self._stream_of_our_own() if queue is None else queue.handle
-        kept = None if queue is None else kept_in(queue)
+        kept = None if queue is None else queue.last_work()
         for operation, lease in before:
             if operation.queue is not queue and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)
@@ -316,7 +316,7 @@ class DeviceMemory:
                 return False  # closed, or being captured: free the block once the allocation has passed
             self._deallocate(address, allocation_event.queue.handle, None)
         elif home is not None and home.idle and home.takes_frees() and home.loop is reactor.loop:
-            self._deallocate(address, home.handle, kept_in(home))  # an adaptor can allocate it again in that stream
+            self._deallocate(address, home.handle, home.last_work())  # an adaptor can allocate it again in that stream
         else:
             # Its own stream may be busy, and the memory would be available later.
             self._deallocate(address, self._stream_of_our_own(), None)

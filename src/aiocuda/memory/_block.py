@@ -6,9 +6,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
-import numpy as np
-
-from ..driver.protocol import Driver
+from .._core import BlockFields
 from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
@@ -17,11 +15,7 @@ if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
     from ._accesses import Ranges
-    from ._allocator import DeviceMemory
-    from ._managed import ManagedPool
-    from ._pinned import PinnedPool
     from ._region import Region
-    from .interchange._foreign import ForeignMemory
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse"]
 
@@ -78,97 +72,13 @@ class _DependencyRelease:
             self._previous()
 
 
-class Block:
+class Block(BlockFields):
     """A range of memory that is allocated and freed as a whole. Buffers and their slices are views of it.
 
-    Attributes
-    ----------
-    driver, device
-        The driver, and the index of the device; -1 for host memory, which all devices can use.
-    address, nbytes
-        The first byte, and the size.
-    shape, dtype
-        Of the buffer that the block was allocated for; for error messages.
-    home
-        The block was allocated in the order of this stream queue; None if no order applies.
-    owner
-        The memory goes back to it.
-    uses
-        The newest operation of each queue that uses the block. A free waits, on the device, for all of them. A queue in
-        this dictionary may use the block again without a check.
-    peers
-        The same for queues of other devices, which only copy from or to the block, and for uses by other libraries.
-        These always pass the checks again.
-    dependencies
-        Operations that `DeviceBuffer.add_dependency` has added; a free waits for them, too.
-    allocation_event
-        An operation after the allocation in its stream. The first use in another stream waits for it.
-    poison
-        Ranges that a failed operation should have written, by the graph of a coordinator. The block holds them: errors
-        hold frames, frames hold buffers, and only the block's own attributes end with it.
-    assigned
-        How often `assign` was called.
-    region
-        The host memory of the block while it is being page-locked; else None.
-    freed
-        True once the block has been freed.
-    ready
-        True if a queue in ``uses`` may use the block again without a check: it is not freed, and it is page-locked.
+    `BlockFields` has the attributes.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_graphs",
-        "address",
-        "allocation_event",
-        "assigned",
-        "dependencies",
-        "device",
-        "driver",
-        "dtype",
-        "freed",
-        "home",
-        "nbytes",
-        "owner",
-        "peers",
-        "poison",
-        "ready",
-        "region",
-        "shape",
-        "uses",
-    )  # fmt: skip
-
-    shape: tuple[int, ...] | None
-    dtype: np.dtype[Any] | None
-
-    def __init__(
-        self,
-        driver: Driver,
-        device: int,
-        address: int,
-        nbytes: int,
-        home: StreamQueue | None,
-        owner: DeviceMemory | ManagedPool | PinnedPool | ForeignMemory,
-        shape: tuple[int, ...] | None = None,
-        dtype: np.dtype[Any] | None = None,
-    ) -> None:
-        self.driver = driver
-        self.device = device
-        self.address = address
-        self.nbytes = nbytes
-        self.home = home
-        self.owner = owner
-        self.shape = shape
-        self.dtype = dtype
-        self.uses: dict[StreamQueue, StreamOperation[Any]] = {}
-        self.peers: dict[StreamQueue, StreamOperation[Any]] | None = None
-        self.dependencies: dict[StreamOperation[Any], None] | None = None
-        self.allocation_event: StreamOperation[Any] | None = None
-        self.poison: dict[Any, Ranges[Any]] = {}
-        self.assigned = 0
-        self.region: Region | None = None
-        self.freed = False
-        self.ready = True
+    __slots__ = ("_graphs",)
 
     def allocated_by(self, operation: StreamOperation[Any]) -> None:
         """The allocation comes before this operation, in the same stream: first uses in others wait for it."""
@@ -224,6 +134,12 @@ class Block:
         if self.poison:
             self.poison.clear()
 
+    def poisoned(self) -> dict[Any, Ranges[Any]]:
+        """Return `poison`, for an entry that is added."""
+        if self.poison is None:
+            self.poison = {}
+        return self.poison
+
     #: Set by the first graph: most blocks have none, and are made faster without it.
     _graphs: WeakSet[Any]
 
@@ -242,16 +158,6 @@ class Block:
         """Note that a graph does not use the block any more."""
         self._graphs.discard(graph)
 
-    def retire(self) -> None:
-        """Mark the block as freed: no new operation may use it."""
-        self.freed = True
-        self.ready = False
-
-    def revive(self) -> None:
-        """Undo `retire`: the memory could not be freed."""
-        self.freed = False
-        self.ready = self.region is None
-
     def check(self) -> None:
         """Raise `StaleHandleError` if the block has been freed, or its device closed."""
         if self.freed:
@@ -261,26 +167,6 @@ class Block:
             )
         if self.owner.closed:
             raise StaleHandleError(f"{self} was freed with its device, which has been closed: download its data before")
-
-    def unfinished(self) -> list[StreamOperation[Any]]:
-        """Return the operations that must pass before the memory is used again. Entries that have passed are removed.
-
-        Uses by other libraries (`ExternalUse`) are among them.
-        """
-        if self.allocation_event is not None and self.allocation_event.is_settled:
-            self.allocation_event = None
-        found = [] if self.allocation_event is None else [self.allocation_event]
-        if not (self.uses or self.peers or self.dependencies):
-            return found
-        for uses in (self.uses, self.peers or {}):
-            for queue, operation in list(uses.items()):
-                if operation.is_settled:
-                    uses.pop(queue, None)
-                else:
-                    found.append(operation)
-        if self.dependencies:
-            found += [operation for operation in tuple(self.dependencies) if not operation.is_settled]
-        return found
 
     @property
     def in_use(self) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .._base._log import log
-from .._core import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from ._resource import MemoryResource, PoolResource, chain, is_resource
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
 
-__all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
+__all__ = ["AnyResource", "Kept", "Supply"]
 
 #: Bytes of the largest block that the free lists keep, and of all blocks of one size class of one stream. A kept block
 #: serves its own stream only: so large ones go back to the pool, which serves all streams.
@@ -150,18 +149,3 @@ class Supply:
                 return  # every later call fails, too: the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
                 queue.reactor.report(f"memory that was kept for {queue.name} could not be freed", error)
-
-
-def kept_in(queue: StreamQueue) -> Kept | None:
-    """Return the record of memory that is freed in the queue now, in case that an adaptor keeps it; see `Kept`.
-
-    The stream's last operation comes after all its work. None if there is no such operation: other libraries may
-    enqueue on a shared stream; and an operation with a result must not live as long as the memory.
-    """
-    pending = queue.pending
-    if queue.obstacles & SHARED:
-        return None
-    if not pending:
-        return (queue.handle, None)
-    last = pending[-1]
-    return None if last.value is not None or last.lease is None else (queue.handle, last)

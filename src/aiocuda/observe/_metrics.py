@@ -265,6 +265,7 @@ NESTED: Final[Mapping[str, Mapping[str, tuple[str, str, str | None]]]] = {
 
 #: Fields without a metric, with the reason.
 EXCLUDED: Final[Mapping[str, Mapping[str, str]]] = {
+    "DeviceStatistics": {"core": "a name"},
     "BatcherStatistics": {"batches": "the count of the histogram of sizes"},
     "LoaderStats": {"executor": "a name", "fatal": "indices of samples, which are counted as skipped"},
     "PipelineStats": {"throughput": "the rate of the items"},
