@@ -481,10 +481,13 @@ async def test_the_end_waits_for_all_steps() -> None:
     for asynchronous in (True, False):
         async with ManagedContext(driver="host", asynchronous=asynchronous) as context:
             state = await zeros(context)
-            for number in range(2):
-                await step(context, number, affine(state))
-            ring = context.triple_buffer
-            assert ring.busy
+            with Latch(context.device) as latch:
+                await step(context, 0, lambda slot, latch=latch: latch.hold(slot.stream))
+                await step(context, 1, affine(state))
+                ring = context.triple_buffer
+                assert ring.busy
+                asyncio.get_running_loop().call_soon(latch.release)  # while the end waits
+                await quickly(context.aclose())
         assert ring.states == ("free",) * 3
         with pytest.raises(ClosedError):
             await context.triple_buffered_step(numbered(2))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._estimate import INSTANT, Estimate
     from ._gather import Gathering, gather
     from ._lease import Lease
+    from ._memory_fields import MemoryFields
     from ._native import Native
     from ._operation import INTERNAL, HasOperation, Operation
     from ._queued_operation import QueuedOperation
@@ -43,6 +44,6 @@ __all__ = [
     "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
     "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BlockFields",
     "BoundCall", "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation",
-    "Lease", "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch",
-    "gather", "new_operation",
+    "Lease", "MemoryFields", "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State",
+    "Turn", "Watch", "gather", "new_operation",
 ]  # fmt: skip

@@ -85,6 +85,7 @@ cdef class BlockFields:
     cdef public int device
     cdef public long long assigned
     cdef public bint freed, ready
+    cpdef list unfinished(self)
 
 cdef class Native:
     cdef unsigned long long _work, _block, _record, _query, _stream, _closed, _stream_closed, _calls
@@ -126,7 +127,7 @@ cdef class Ring:
     cdef public Native _native
     cdef public int obstacles
     cdef public list idle_leases
-    cdef public long long enqueued, unmarked_wait_at
+    cdef public long long enqueued, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double last_busy, last_resolved
     cdef public QueuedOperation _target
@@ -134,6 +135,7 @@ cdef class Ring:
     cdef int _blind_awaits, _most_blind_awaits
     cpdef check_loop(self)
     cpdef check(self)
+    cpdef last_work(self)
     cpdef attend(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
     @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
@@ -183,6 +185,22 @@ cdef class BoundCopy(BoundCall):
     cdef bint _uploads
     @cython.locals(queue=Ring, used=QueuedOperation)
     cpdef repeat(self, object device, object host)
+
+cdef class MemoryFields:
+    cdef public object driver, free_lists
+    cdef public DeviceFields device_state
+    cdef public dict live
+    cdef public long long live_bytes, peak_bytes
+    cdef object _block_class, _device
+    cdef long long _largest, _most_kept
+    cdef dict _lists, _sizes, _records
+    @cython.locals(of_stream=dict, addresses=list, block=BlockFields)
+    cpdef take(self, Ring queue, object nbytes, object shape, object dtype)
+    @cython.locals(queue=Ring, of_stream=dict, addresses=list, record=tuple, size=cython.longlong)
+    cpdef bint give(self, BlockFields block) except -1
+    cpdef count(self, object address, long long nbytes, Ring home, object resource)
+    @cython.locals(record=tuple, home=Ring)
+    cpdef discard(self, object address)
 
 cdef class Gathering:
     cdef list _operations

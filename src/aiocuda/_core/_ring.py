@@ -100,6 +100,8 @@ class Ring:
         Seconds from the submission to the end of recent operations.
     last_busy, last_resolved : float
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
+    live_bytes, peak_bytes : int
+        Of the memory that was allocated through the stream.
     reports : Reports
         Notifies the listeners.
     interruption : Interruption
@@ -108,8 +110,9 @@ class Ring:
 
     __slots__ = ("__weakref__", "_blind_awaits", "_most_blind_awaits", "_native", "_poison", "_record", "_resolving",
                  "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
-                 "interruption", "last_busy", "last_resolved", "latencies", "loop", "now", "obstacles", "on_host",
-                 "operation_class", "pending", "reactor", "reports", "unmarked_wait_at", "watch")  # fmt: skip
+                 "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "now", "obstacles",
+                 "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports", "unmarked_wait_at",
+                 "watch")  # fmt: skip
 
     if TYPE_CHECKING:
         # Set by the subclass.
@@ -133,6 +136,7 @@ class Ring:
         self.idle_leases = reactor.device_state.leases.plain
         self.handle = handle
         self.enqueued = 0
+        self.live_bytes = self.peak_bytes = 0
         self.after_wait = False
         self.unmarked_wait_at = -1
         self.pending: deque[StreamOperation[Any]] = deque()

@@ -84,16 +84,14 @@ class StreamQueue(Ring):
         Limits the submitted functions whose work is unfinished: see `Stream.submit`.
     foreign : dict
         Other libraries' objects for the stream, by the `ForeignStreams` that made them.
-    live_bytes, peak_bytes : int
-        Of the memory that was allocated through the stream.
     """
 
     closed = Obstacle(CLOSED)
     shared = Obstacle(SHARED)
     recorded = Obstacle(RECORDED)
 
-    __slots__ = ("_stream", "draining", "ended", "foreign", "host_queue", "imported", "lent", "live_bytes", "name",
-                 "opened_at", "peak_bytes", "submissions")  # fmt: skip
+    __slots__ = ("_stream", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name", "opened_at",
+                 "submissions")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         super().__init__(reactor, handle, StreamOperation)
@@ -101,7 +99,6 @@ class StreamQueue(Ring):
         self.interruption = Interruption(self)
         self.name = name
         self.opened_at: str | None = None
-        self.live_bytes = self.peak_bytes = 0
         self.imported = self.shared = imported
         self.lent = 0
         self.host_queue = HostQueue(self)

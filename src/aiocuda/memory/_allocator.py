@@ -12,7 +12,7 @@ import warnings
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
-from .._core import SHARED
+from .._core import SHARED, MemoryFields
 from ..completion._device_state import DeviceState
 from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
@@ -45,16 +45,12 @@ __all__ = ["DeviceMemory"]
 
 _Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
 
-#: Of a live block: its size in bytes, the queue that it was allocated in, and the resource that it goes back to.
-_Record: TypeAlias = "tuple[int, StreamQueue | None, MemoryResource]"
 
-
-class DeviceMemory:
+class DeviceMemory(MemoryFields):
     """The memory of one device, shared by all loops that use it."""
 
-    __slots__ = ("_deferred", "_known_reactor", "_live", "_own_stream", "_own_stream_lock", "_reactor", "_refused",
-                 "_supply", "closed", "device", "device_state", "driver", "dropped", "exports", "foreign", "live_bytes",
-                 "managed", "peak_bytes", "properties")  # fmt: skip
+    __slots__ = ("_deferred", "_known_reactor", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
+                 "closed", "device", "dropped", "exports", "foreign", "managed", "properties")  # fmt: skip
 
     def __init__(
         self,
@@ -80,24 +76,20 @@ class DeviceMemory:
         newest_unfinished
             Returns an operation of any loop that the device has not finished; None if there is none.
         """
-        self.device_state = device_state
-        self.driver = device_state.driver
+        self._supply = Supply(device_state.driver, device_state.device)
+        super().__init__(device_state, Block, self._supply.free_lists, self._supply.kept)
         self.properties = device_state.properties
         self.device = device
         #: Buffers that other libraries hold.
         self.exports = exports
         #: Memory of other libraries that buffers use.
         self.foreign = foreign
-        #: Bytes that are allocated and not freed, managed memory included; the most that it has been.
-        self.live_bytes = self.peak_bytes = 0
         #: Blocks that were dropped without a free, left by finalisers.
         self.dropped: deque[DroppedBlock] = deque()
         #: True once the device has been closed.
         self.closed = False
         self._reactor = reactor
         self._known_reactor = known_reactor
-        self._supply = Supply(device_state.driver, device_state.device)
-        self._live: dict[int, _Record] = {}
         self._deferred: deque[DeferredFree] = deque()
         self._refused: set[int] = set()  # addresses of frees that were refused, and reported
         self._own_stream: int | None = None  # for frees in no stream's order; made at the first use
@@ -121,6 +113,9 @@ class DeviceMemory:
         managed = self.managed
         if self.dropped or self._deferred or managed.dropped or managed.deferred_frees or self.exports.returned:
             self.sweep(queue.reactor, SWEEP_LIMIT)
+        found = self.take(queue, nbytes, extents, kind)
+        if found is not None:
+            return DeviceBuffer(self, found, 0, extents, kind, nbytes)
         supply, stream = self._supply, queue.handle
         resource, counter = supply.source, supply.counter
         commands = counter.commands
@@ -132,7 +127,7 @@ class DeviceMemory:
         if type(address) is not int or address <= 0:
             address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
-        self._count(address, nbytes, queue, resource)
+        self.count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None
         if marked:
             if kept is not None and kept[0] == stream and counter.commands == commands:
@@ -163,17 +158,6 @@ class DeviceMemory:
         self._sweep(queue.reactor, self.dropped, self._collect, None)
         raise raisable(failure.poison.error)
 
-    def _count(self, address: int, nbytes: int, home: StreamQueue | None, resource: MemoryResource) -> None:
-        """Count a block as live."""
-        self._live[address] = (nbytes, home, resource)
-        self.live_bytes += nbytes
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
-        if home is not None:
-            home.live_bytes += nbytes
-            if home.live_bytes > home.peak_bytes:
-                home.peak_bytes = home.live_bytes
-
     def count_bytes(self, nbytes: int) -> None:
         """Add to the live bytes; a negative number subtracts."""
         self.live_bytes += nbytes
@@ -184,6 +168,8 @@ class DeviceMemory:
 
     def free(self, block: Block, queue: StreamQueue | None) -> None:
         """Free a block after all work that uses it."""
+        if queue is None and self.give(block):
+            return
         if queue is not None and queue.device_state is not self.device_state and not self.owns(queue):
             raise WrongDeviceError(f"{queue.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
@@ -230,25 +216,15 @@ class DeviceMemory:
 
     def _deallocate(self, address: int, stream: int, kept: Kept | None) -> None:
         """Give a live block back to its resource. If that refuses, the block counts as live again. See `Kept`."""
-        record = self._discard(address)
+        record = self.discard(address)
         if record is None:
             return
         nbytes, home, resource = record
         try:
             self._supply.deallocate(resource, address, nbytes, stream, kept)
         except BaseException:
-            self._count(address, nbytes, home, resource)
+            self.count(address, nbytes, home, resource)
             raise
-
-    def _discard(self, address: int) -> _Record | None:
-        """Stop counting a block as live; return its record, or None if it is not live."""
-        record = self._live.pop(address, None)
-        if record is not None:
-            nbytes, home, _ = record
-            self.live_bytes -= nbytes
-            if home is not None:
-                home.live_bytes -= nbytes
-        return record
 
     # -- sweep ---------------------------------------------------------------------------------------------------
 
@@ -307,7 +283,7 @@ class DeviceMemory:
     def _collect(self, reactor: Reactor, dropped: DroppedBlock) -> bool:
         """Free a dropped block. All its uses have passed, but possibly not its allocation in its stream."""
         address, _, allocation_event = dropped
-        record = self._live.get(address)
+        record = self.live.get(address)
         if record is None or self.closed:
             return True  # freed with its device; and no stream may be made any more
         home = record[1]
@@ -348,7 +324,7 @@ class DeviceMemory:
         if viewed:
             text = f"{viewed} arrays of managed memory outlive their device: their memory stays allocated"
             warnings.warn(text, CleanupWarning, stacklevel=2)
-        held = self.exports.addresses() & self._live.keys()
+        held = self.exports.addresses() & self.live.keys()
         if held:
             warnings.warn(
                 f"{len(held)} buffers outlive their device because other libraries hold them: their memory stays "
@@ -357,8 +333,8 @@ class DeviceMemory:
                 stacklevel=2,
             )
         for address in held:
-            del self._live[address]
-        for address in list(self._live):
+            del self.live[address]
+        for address in list(self.live):
             self._free_at_close(reactor, address)
         if self._own_stream is not None:
             self.driver.stream_destroy(self._own_stream)
@@ -399,7 +375,9 @@ class DeviceMemory:
         MemoryResource
             The result of ``build``. Memory that was allocated before goes back to the resource that it came from.
         """
-        return self._supply.use(build)
+        resource = self._supply.use(build)
+        self.free_lists = self._supply.free_lists if self._supply.source is self._supply.free_lists else None
+        return resource
 
     async def trim(self, keep: int = 0) -> int:
         """Give unused memory back to the device: that of adaptors, and of the pool. ``cuMemPoolTrimTo``.
@@ -445,7 +423,7 @@ class DeviceMemory:
         """Return a snapshot of the counts."""
         self.look()
         by_class: dict[int, int] = {}
-        for nbytes in [*(record[0] for record in list(self._live.values())), *list(self.managed.live.values())]:
+        for nbytes in [*(record[0] for record in list(self.live.values())), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         reserved = 0 if self.closed or self.driver.fault else self.driver.pool_reserved(self.device_state.device)

@@ -55,6 +55,8 @@ class Supply:
     ----------
     pool
         The driver's pool.
+    free_lists
+        The free lists in front of it.
     resource
         The resource in use, as the program sees it.
     source
@@ -65,13 +67,13 @@ class Supply:
         Records of memory that adaptors keep, by address.
     """
 
-    __slots__ = ("_free_lists", "_resources", "counter", "kept", "pool", "resource", "source")
+    __slots__ = ("_resources", "counter", "free_lists", "kept", "pool", "resource", "source")
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.pool = PoolResource(driver, device)
         self.resource: MemoryResource = self.pool
-        self._free_lists = SizeClassResource(self.pool, largest=LARGEST_KEPT, most_kept=MOST_KEPT)
-        self.source: MemoryResource = self._free_lists
+        self.free_lists = SizeClassResource(self.pool, largest=LARGEST_KEPT, most_kept=MOST_KEPT)
+        self.source: MemoryResource = self.free_lists
         self._resources: list[MemoryResource] = [self.pool]  # all that have been in use
         self.counter: PoolResource | UnknownCommands = self.pool
         self.kept: dict[int, Kept] = {}
@@ -89,7 +91,7 @@ class Supply:
             self._resources.append(resource)
         self.counter = self.pool if any(each is self.pool for each in chain(resource)) else UnknownCommands()
         self.resource = resource
-        self.source = self._free_lists if resource is self.pool else resource
+        self.source = self.free_lists if resource is self.pool else resource
         return resource
 
     def allocate_trimmed(self, nbytes: int, stream: int, live: int, name: str) -> int:
@@ -132,7 +134,7 @@ class Supply:
     def trim(self, keep: int) -> int:
         """Free unused memory, except ``keep`` bytes; return by how many bytes the pool has shrunk. **May block.**"""
         before = self.pool.reserved_bytes
-        left = self._free_lists.free_kept(keep)
+        left = self.free_lists.free_kept(keep)
         wrapped = {id(below) for top in self._resources for below in list(chain(top))[1:]}
         for resource in self._resources:
             if id(resource) not in wrapped:  # an adaptor trims the resource that it wraps
@@ -142,7 +144,7 @@ class Supply:
 
     def release(self, queue: StreamQueue) -> None:
         """Free the memory that is kept for a stream, which is about to be destroyed."""
-        for resource in (self._free_lists, *self._resources):
+        for resource in (self.free_lists, *self._resources):
             try:
                 resource.release(queue.handle)
             except DeviceFault:

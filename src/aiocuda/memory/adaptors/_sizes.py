@@ -55,6 +55,13 @@ class SizeClassResource(Adaptor):
         # Held for each free of kept memory: by `trim` on a thread, and by `release` on a loop.
         self._lock = threading.Lock()
 
+    def tables(self) -> tuple[dict[int, dict[int, list[int]]], dict[int, int], int, int]:
+        """Return the lists of kept addresses by stream and class, the classes by size, and the two limits.
+
+        `MemoryFields` uses them for the usual allocation and the usual free of a device's memory.
+        """
+        return self._kept, self._sizes, self._largest, self._most_kept
+
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`."""
         size = self._sizes.get(nbytes)
