@@ -605,9 +605,11 @@ async def test_a_named_stream_is_waited_for_although_another_one_is_imported() -
             batch.used_on(stream)
             Stream.from_handle(device, other)
             del batch
+            # A loader that does not wait for the stream delivers twelve batches before that.
+            asyncio.get_running_loop().call_later(0.3, gate.set)
             for _ in range(12):
                 await anext(iterator)
-            gate.set()
+            assert gate.is_set()
             driver.stream_synchronize(stream)
         for each in (stream, other):
             driver.stream_destroy(each)

@@ -195,12 +195,14 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return verdicts
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "test"), [(driver, test) for driver, tests in _FAILS.items() for test in tests])
 def test_broken_driver_is_found(verdicts: dict[str, str], driver: str, test: str) -> None:
     assert verdicts[f"Test{driver}::{test}"].startswith(("failure: AssertionError", "failure: assert "))
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_what_breaks_nothing_passes(verdicts: dict[str, str]) -> None:
     faithful = {name: verdict for name, verdict in verdicts.items() if name.startswith("TestFaithful::")}

@@ -101,7 +101,7 @@ async def rounds(driver: Any, operations: int) -> list[Footprint]:
     ("driver", "operations"),
     [
         pytest.param("host", 1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
-        pytest.param("host", 6_000, marks=pytest.mark.slow),
+        pytest.param("host", 6_000, marks=[pytest.mark.heavy, pytest.mark.slow]),
         pytest.param("cuda", 100_000, marks=[pytest.mark.gpu, pytest.mark.slow]),
     ],
 )
