@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -48,6 +49,47 @@ def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> 
         builder.build(force=True)
     monkeypatch.setattr(sys, "platform", "win32")
     assert builder.can_compile() == "the compiled core is for Linux, as the CUDA driver is"
+
+
+def test_old_cython_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before 3.3.1 it released an attribute's old object while the attribute still pointed to it."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.3.0")
+    with pytest.raises(builder.UnavailableError, match=re.escape("pip install 'cython>=3.3.1'")):
+        builder.generate(tmp_path)
+
+
+def test_hash_is_the_same_for_each_python() -> None:
+    """The C in an sdist serves all of them. `importlib.util.source_hash` would differ with each version."""
+    names = [
+        *(f"{module}.py" for module in MODULES),
+        "_state.py",
+        "_obstacles.py",
+        "_compiled.pxd",
+        "_calls.h",
+        "build.py",
+    ]
+    content = b"\0".join((FOLDER / name).read_bytes() for name in names)
+    assert hash_of_sources() == hashlib.sha256(content).hexdigest()[:16]
+
+
+@needs_compiler
+def test_folder_that_cannot_be_written_is_no_failure_of_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(builder, "generate", lambda folder: _empty_module(folder))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(shutil, "copy", refuse)
+    with pytest.raises(builder.UnavailableError, match=r"cannot be written: read-only"):
+        builder.build(tmp_path)
+
+
+def _empty_module(folder: Path) -> Path:
+    source = folder / "empty.c"
+    source.write_text("int nothing;\n", encoding="utf-8")
+    return source
 
 
 @needs_compiler

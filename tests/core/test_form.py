@@ -53,7 +53,7 @@ def copy(tmp_path: Path) -> Path:
 def pretend_to_compile(tree: Path, sources: str) -> None:
     """Put a module in the place of the extension: the modules of the core in one, and the hash of their sources."""
     names = "\n".join(f"from .{module} import *" for module in MODULES)
-    (tree / "aiocuda/_core/_compiled.py").write_text(f"{names}\nSOURCES = {sources!r}\n", encoding="utf-8")
+    (tree / "aiocuda/_core/_compiled.py").write_text(f"{names}\n# {sources}\n", encoding="utf-8")
 
 
 def test_python_form_can_be_chosen() -> None:
@@ -95,8 +95,15 @@ def test_edited_source_is_not_hidden_by_a_stale_extension(copy: Path) -> None:
     assert edited.stdout == "True\n"
 
 
+def test_stale_extension_is_not_even_executed(copy: Path) -> None:
+    text = "raise TypeError('made for other constants')\n"
+    (copy / "aiocuda/_core/_compiled.py").write_text(text, encoding="utf-8")
+    assert chosen(copy) == ("python", "the compiled core is older than its source")
+
+
 def test_extension_that_cannot_be_loaded_is_not_used(copy: Path) -> None:
-    (copy / "aiocuda/_core/_compiled.py").write_text("raise ImportError('another ABI')\n", encoding="utf-8")
+    text = f"# {hash_of_sources()}\nraise ImportError('another ABI')\n"
+    (copy / "aiocuda/_core/_compiled.py").write_text(text, encoding="utf-8")
     assert chosen(copy) == ("python", "the compiled core cannot be loaded: another ABI")
 
 

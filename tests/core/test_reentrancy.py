@@ -7,6 +7,7 @@ after each call, as the core in Python does by itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Operation, Stream
+from aiocuda._core import _memory_fields
 from aiocuda.completion._stream_operation import StreamOperation, stream_operation
+from tests.completion.interrupts import sweep
 from tests.helpers import Peer, block_until, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -175,6 +178,99 @@ class _nothing:  # noqa: N801 - in the place of a context manager
     def __enter__(self) -> None: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+@pytest.mark.parametrize("verb", ["fill", "launch"])
+async def test_operations_stand_in_the_order_of_their_events(verb: str) -> None:
+    """An operation that was enqueued in the driver's call of another one reached the device before that one.
+
+    It stood behind it, and its event proved that the other one was done.
+    """
+    kernel = aiocuda.Kernel("nothing", source='extern "C" __global__ void nothing() {}', host=lambda: None)
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        methods = {"fill": lambda: stream.fill(buffer, 1), "launch": lambda: stream.launch(kernel, 1, 1)}
+        for _ in range(3):
+            await quickly(methods[verb]().wait())
+        recorded: list[int] = []
+        peer.before["event_record"] = lambda event, _: recorded.append(event)
+        nested: list[Operation[Any]] = []
+
+        def inside(*_: object) -> None:
+            del peer.before[verb]
+            nested.append(methods[verb]())
+
+        peer.before[verb] = inside
+        outer = methods[verb]()
+        pending = list(stream._queue.pending)
+        assert pending == [*nested, outer]
+        assert [operation.lease and operation.lease.handle for operation in pending] == recorded
+        await quickly(aiocuda.gather(*nested, outer))
+
+
+async def test_interrupted_hook_that_has_resolved_its_operation_returns_its_event_once() -> None:
+    kernel = aiocuda.Kernel("nothing", source='extern "C" __global__ void nothing() {}', host=lambda: None)
+
+    class Resolves:
+        def on_submit(self, operation: Operation[None]) -> None:
+            block_until(stream._queue.has_device_finished, "the launch")
+            with contextlib.suppress(StopIteration):
+                operation.__await__().send(None)
+            raise KeyboardInterrupt
+
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        for _ in range(3):
+            await quickly(stream.launch(kernel, 1, 1).wait())
+        with device.listen(Resolves()), pytest.raises(KeyboardInterrupt):
+            stream.launch(kernel, 1, 1)
+        idle = stream._queue.idle_leases
+        assert len(idle) == len(set(map(id, idle)))
+        await quickly(stream.synchronize())
+
+
+@pytest.mark.parametrize("path", [by_await_of_the_newest, by_poll], ids=["await", "poll"])
+async def test_query_that_resolves_all_is_no_error(path: Path) -> None:
+    """The queue was empty when the query returned, which raised an IndexError."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        await stream.fill(buffer, 0)
+        operation = stream_operation(stream.fill(buffer, 1))
+        block_until(stream._queue.has_device_finished, "the fill")
+
+        def query(_: object) -> None:
+            del peer.before["event_query"]
+            with contextlib.suppress(StopIteration):
+                operation.__await__().send(None)
+
+        peer.before["event_query"] = query
+        await quickly(path(stream, [operation]))
+        assert operation.state == "done"
+
+
+async def test_any_limit_of_operations_is_accepted() -> None:
+    async with open_peer(max_in_flight=2**80) as (_, device):
+        stream = device.stream()
+        await quickly(stream.fill(stream.empty(4), 1).wait())
+
+
+@pytest.mark.python_core
+async def test_interrupted_free_can_be_repeated() -> None:
+    """Ctrl-C in a free leaves the buffer freed, or as it was."""
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        for _ in range(3):
+            stream.empty(4).free()
+        before = device.memory.statistics().live_bytes
+        for interrupt in sweep(_memory_fields, least=4):
+            buffer = stream.empty(4)
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                buffer.free()
+            if not buffer.freed:
+                buffer.free()
+            assert device.memory.statistics().live_bytes == before, interrupt.where
 
 
 @pytest.mark.slow

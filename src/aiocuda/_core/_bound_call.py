@@ -93,6 +93,10 @@ class BoundCall:
                 self._call(values, lease.handle)
             operation.submitted_at = at
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
+            lease = None  # it is the operation's now, which may be resolved in a hook
+            pending = queue.pending
+            if not pending or pending[-1] is not operation:
+                queue.move_to_end(operation)
             if listeners is not None and listeners.submit:
                 queue.reports.submitted(listeners.submit, operation)
         except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised

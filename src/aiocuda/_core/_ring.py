@@ -44,6 +44,9 @@ __all__ = ["Obstacle", "Ring", "new_operation", "next_id"]
 #: Awaits of a stream that make no query of its newest operation after one that was in vain.
 MOST_BLIND_AWAITS = 15
 
+#: Seconds from which a query that is repeated must let signals and other threads in.
+LONG = 0.001
+
 #: Returns the id of a new operation.
 next_id = itertools.count(1).__next__
 
@@ -243,7 +246,7 @@ class Ring:
         self.submit(operation, call, arguments)
         return operation
 
-    def submit(
+    def submit(  # noqa: C901 - each part that moved to a method would cost a call
         self,
         operation: StreamOperation[Any],
         call: Callable[..., object] | None,
@@ -289,6 +292,8 @@ class Ring:
                 self.return_lease(operation, lease)
                 raise
             operation.lease = lease
+            if not self.pending or self.pending[-1] is not operation:
+                self.move_to_end(operation)
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
             self.fail(operation, error)
         except BaseException:
@@ -339,12 +344,12 @@ class Ring:
                 lease = operation.lease
                 if lease is None or (self._is_done(lease) if COMPILED else query(lease.handle)):
                     known = len(pending)
-                elif newest_only or operation is pending[0]:
+                elif newest_only or not pending or operation is pending[0]:
                     self.last_busy = self.now()
                     return 0
         except DeviceFault as fault:
             return self.report_fault(operation, fault)
-        resolved = self._resolve(known, budget)
+        resolved = self._resolve(known, budget) if pending else 0  # a query may run code of the program
         if not resolved and not known:
             self.last_busy = self.now()
         return resolved
@@ -435,7 +440,8 @@ class Ring:
                 if seconds is None or seconds > 2 * longest:  # a duration measured through the loop is that much longer
                     return
                 until = now + longest
-                while not (self._is_done(lease) if COMPILED else query(handle)):
+                # Calls in C let no signal and no other thread in.
+                while not (self._is_done(lease) if COMPILED and longest < LONG else query(handle)):
                     now = self.last_busy = driver.now()
                     if now > until:
                         return
@@ -448,7 +454,7 @@ class Ring:
         finally:
             if guarded:
                 driver.end_queries()
-        if self.pending[0] is operation:
+        if self.pending and self.pending[0] is operation:  # a query may run code of the program, which resolves it
             self._resolve_oldest(operation)
         else:
             self.resolve_to(operation)
@@ -608,6 +614,7 @@ class Ring:
         def refuse_loop(self) -> None: ...
         def refuse_unusable(self) -> None: ...
         def _check_new(self, kind: str) -> None: ...
+        def move_to_end(self, operation: StreamOperation[Any]) -> None: ...
         def enqueue_unusual(
             self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
             label: str | None,

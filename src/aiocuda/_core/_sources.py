@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import source_hash
+import hashlib
 from pathlib import Path
 
 __all__ = ["FOLDER", "MODULES", "hash_of_sources"]
@@ -26,4 +26,4 @@ def hash_of_sources(folder: Path = FOLDER) -> str | None:
         files = [(folder / name).read_bytes() for name in (*(f"{module}.py" for module in MODULES), *_OTHERS)]
     except OSError:
         return None
-    return source_hash(b"\0".join(files)).hex()
+    return hashlib.sha256(b"\0".join(files)).hexdigest()[:16]

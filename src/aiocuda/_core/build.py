@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -28,8 +29,9 @@ __all__ = [
     "has_generated_c", "joined", "main",
 ]  # fmt: skip
 
-#: What the build requires where no generated C is there.
-CYTHON = "cython>=3.1"
+#: What the build requires where no generated C is there. Before 3.3.1, the C for ``self.keep = None`` released the old
+#: object before it stored the new one, so a finaliser that read the attribute crashed.
+CYTHON = "cython>=3.3.1"
 
 #: The name of the extension. It is not the name of a source, so a stale extension never hides an edited source.
 NAME = "_compiled"
@@ -57,6 +59,16 @@ def _sources() -> Any:
     return module
 
 
+def _has_cython() -> bool:
+    """Return whether Cython is installed, in a version that `CYTHON` allows."""
+    try:
+        version = importlib.metadata.version("cython")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
+    return numbers >= [int(number) for number in re.findall(r"\d+", CYTHON)]
+
+
 def _marker() -> bytes:
     """Return what a file that was made from these sources contains."""
     return f"aiocuda core {_sources().hash_of_sources()}".encode()
@@ -80,14 +92,13 @@ def joined() -> str:
         text = re.sub(r"^class (\w+)\((\w+)\[\w+\]\)", r"class \1(\2)", text, flags=re.M)
         text = re.sub(r"^@overload\n(?:.*\n)+?.*\.\.\.\n", "", text, flags=re.M)
         texts.append(text)
-    texts.append(f'#: The hash of the sources.\nSOURCES = "{sources.hash_of_sources()}"\n')
     return "\n".join(texts)
 
 
 def generate(folder: Path, *options: str) -> Path:
     """Write the extension's source in C to a folder, and return its path. It needs Cython, which gets the options."""
-    if importlib.util.find_spec("Cython") is None:
-        raise UnavailableError(f"Cython is missing: pip install '{CYTHON}'")
+    if not _has_cython():
+        raise UnavailableError(f"Cython is missing or too old: pip install '{CYTHON}'")
     package = folder / "aiocuda" / "_core"
     package.mkdir(parents=True)
     for path in (package, package.parent):
@@ -101,7 +112,7 @@ def generate(folder: Path, *options: str) -> Path:
         raise BuildError(f"Cython failed: {done.stdout}{done.stderr}")
     source = package / f"{NAME}.c"
     with source.open("a", encoding="utf-8") as file:
-        # Cython compresses its strings, and the build looks for the hash in the files.
+        # `_form` and `build` look for the hash in the files, without importing them.
         file.write(f'\nstatic const char aiocuda_sources[] __attribute__((used)) = "{_marker().decode()}";\n')
     return source
 
@@ -163,8 +174,11 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
             raise BuildError(f"{shlex.join(command)} failed: {done.stderr}")
         # A process that has loaded the old file keeps it.
         beside = target / f"{extension.name}.{os.getpid()}"
-        shutil.copy(made, beside)
-        beside.replace(extension)
+        try:
+            shutil.copy(made, beside)
+            beside.replace(extension)
+        except OSError as error:
+            raise UnavailableError(f"{target} cannot be written: {error}") from error
     return extension
 
 

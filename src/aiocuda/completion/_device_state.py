@@ -120,7 +120,7 @@ class DeviceState(DeviceFields):
         asynchronous: bool = True,
     ) -> None:
         self.policy = policy if driver.polls_freely else policy.parking()
-        super().__init__(driver, max_in_flight, self.policy.linger)
+        super().__init__(driver, min(max_in_flight, QUEUE_ENTRIES), self.policy.linger)  # `_share` sets the limit
         self.asynchronous = asynchronous
         self.advises = False
         self.device = device

@@ -252,6 +252,16 @@ class StreamQueue(Ring):
         self.submit(operation, call, arguments, ahead=True)
         return operation
 
+    def move_to_end(self, operation: StreamOperation[Any]) -> None:
+        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
+
+        Its event was recorded last, so theirs prove nothing about it.
+        """
+        if operation in self.pending:  # not after a fault
+            self._target = None
+            self.pending.append(operation)  # first: Ctrl-C loses nothing
+            self.pending.remove(operation)  # the first of both
+
     def enqueue_unusual(
         self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
         label: str | None,
@@ -294,6 +304,8 @@ class StreamQueue(Ring):
             self.return_lease(operation, lease)
             raise
         operation.lease = lease
+        if not self.pending or self.pending[-1] is not operation:
+            self.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
 
