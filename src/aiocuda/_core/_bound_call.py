@@ -56,11 +56,12 @@ class BoundCall:
         queue = self.queue
         device_state = queue.device_state
         listeners = device_state.listeners
+        pending = queue.pending
         if (
             queue.obstacles
             or queue.on_host
             or _get_running_loop() is not queue.loop
-            or len(queue.pending) >= device_state.limit
+            or len(pending) >= device_state.limit
             or (listeners is not None and listeners.timing)
         ):
             return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
@@ -85,7 +86,7 @@ class BoundCall:
         try:
             # The operation is in its place before the driver call: an interrupt loses nothing.
             queue.enqueued += 1
-            queue.pending.append(operation)
+            pending.append(operation)
             idle = queue.idle_leases
             lease = idle.pop() if idle else device_state.leases.take()
             at = queue.now()
@@ -94,7 +95,6 @@ class BoundCall:
             operation.submitted_at = at
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
             lease = None  # it is the operation's now, which may be resolved in a hook
-            pending = queue.pending
             if not pending or pending[-1] is not operation:
                 queue.move_to_end(operation)
             if listeners is not None and listeners.submit:
