@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError
 from aiocuda._core._form import form
+from aiocuda.completion._policy import CompletionPolicy
+from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.driver.cuda import _library
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import CompiledKernel
@@ -183,6 +188,52 @@ async def test_full_stream_makes_no_call(fake: Fake) -> None:
         assert len(fake.calls("cuLaunchKernelEx")) == 5
 
 
+async def test_signal_ends_a_long_linger(fake: Fake) -> None:
+    """Queries in C run no bytecode, so a `linger` of half a second would delay Ctrl-C for that time."""
+
+    class SignalError(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise SignalError
+
+    policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=5.0)
+    async with opened(fake, policy=policy) as device:
+        stream = device.stream()
+        for _ in range(3):
+            await quickly(stream.launch(EMPTY, 1, 1))
+        operation = stream_operation(stream.launch(EMPTY, 1, 1))
+        fake.answer("cuEventQuery", NOT_READY)
+        before = signal.signal(signal.SIGALRM, handle)
+        try:
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(SignalError):
+                stream._queue.linger(operation)
+            assert time.monotonic() - began < 4
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            fake.answer("cuEventQuery", 0, times=0)
+        await quickly(operation)
+
+
+async def test_subclass_of_a_user_may_define_kind_and_id() -> None:
+    """The public class names them in its text, also where they are attributes in C."""
+
+    class Job(aiocuda.Operation[None]):
+        kind = "job"
+        label = None
+        stream_name = "mine"
+        state = "done"
+
+        @property
+        def id(self) -> int:  # type: ignore[override]  # it is writable in the public class
+            return 7
+
+    assert str(Job()) == "<Operation 7 job on mine: done>"
+
+
 async def test_gil_is_released_if_the_variable_says_so(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOCUDA_GIL", "release")
     async with opened(fake) as device:
@@ -213,6 +264,8 @@ from pathlib import Path
 import pytest
 import aiocuda
 from aiocuda._core._form import form
+from aiocuda.completion._policy import CompletionPolicy
+from aiocuda.completion._stream_operation import stream_operation
 from tests.core.test_over_libcuda import EMPTY, opened
 from tests.driver.cuda.fake import Fake
 

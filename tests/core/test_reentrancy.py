@@ -182,9 +182,9 @@ class _nothing:  # noqa: N801 - in the place of a context manager
 
 @pytest.mark.parametrize("verb", ["fill", "launch"])
 async def test_operations_stand_in_the_order_of_their_events(verb: str) -> None:
-    """An operation that was enqueued in the driver's call of another one reached the device before that one.
+    """The driver call of an outer operation enqueues an inner one, which reaches the device first.
 
-    It stood behind it, and its event proved that the other one was done.
+    The queue had the inner operation last, so the event of the inner operation proved that the outer one was done.
     """
     kernel = aiocuda.Kernel("nothing", source='extern "C" __global__ void nothing() {}', host=lambda: None)
     async with open_peer() as (peer, device):
