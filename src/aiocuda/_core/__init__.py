@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ._device_fields import DeviceFields
     from ._estimate import INSTANT, Estimate
     from ._gather import Gathering, gather
+    from ._launch_fields import LaunchFields
+    from ._launching_stream import LaunchingStream
     from ._lease import Lease
     from ._memory_fields import MemoryFields
     from ._native import Native
@@ -44,6 +46,6 @@ __all__ = [
     "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
     "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BlockFields",
     "BoundCall", "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation",
-    "Lease", "MemoryFields", "Native", "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State",
-    "Turn", "Watch", "gather", "new_operation",
+    "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native", "Obstacle", "Operation", "QueuedOperation",
+    "ReactorFields", "Ring", "State", "Turn", "Watch", "gather", "new_operation",
 ]  # fmt: skip

@@ -186,6 +186,15 @@ cdef class BoundCopy(BoundCall):
     @cython.locals(queue=Ring, used=QueuedOperation)
     cpdef repeat(self, object device, object host)
 
+cdef class LaunchFields:
+    cdef public BoundLaunch last
+    cdef public object kernel, grid, block, shared_bytes
+    cdef public long long launches
+
+cdef class LaunchingStream:
+    cdef public object _hook
+    cdef public LaunchFields _launches
+
 cdef class MemoryFields:
     cdef public object driver, free_lists
     cdef public DeviceFields device_state
@@ -205,4 +214,14 @@ cdef class MemoryFields:
 cdef class Gathering:
     cdef list _operations
     cdef bint _return_exceptions
+    @cython.locals(operation=QueuedOperation, last=QueuedOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
+    cdef list _unfinished(self, dict queues)
+    @cython.locals(operation=QueuedOperation)
+    cdef _wait_by(self, Countdown countdown, list waiting)
+    @cython.locals(operation=QueuedOperation)
+    cdef _leave(self, Countdown countdown, list waiting)
+    @cython.locals(operation=QueuedOperation, queue=Ring, turn=Turn)
+    cdef bint _has_to_yield(self, dict queues) except -1
+    @cython.locals(operation=QueuedOperation, outcomes=list)
+    cdef list _outcomes(self)
     cdef QueuedOperation _failed(self)

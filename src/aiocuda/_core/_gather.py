@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .._base._checks import flag
@@ -32,29 +32,6 @@ def _operation(thing: object) -> Any:
     )
 
 
-def _remove_waiter(countdown: Countdown, operations: list[StreamOperation[Any]]) -> None:
-    for operation in operations:
-        if operation.status < DONE:
-            operation.remove_waiter(countdown)
-
-
-def _unfinished(operations: list[StreamOperation[Any]]) -> list[StreamOperation[Any]]:
-    """Return the unfinished operations. For listeners, the others are awaited now."""
-    waiting = [operation for operation in operations if operation.status < DONE]
-    if len(waiting) < len(operations):
-        for operation in operations:
-            if operation.status >= DONE and operation.extra is not None:
-                operation.report_await()
-    return waiting
-
-
-def _has_to_yield(operations: Sequence[StreamOperation[Any]], queues: Mapping[StreamQueue, object]) -> bool:
-    """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished operations."""
-    if queues:
-        return next(iter(queues)).reactor.turn.is_over()
-    return bool(operations) and operations[0].queue.reactor.turn.is_over_for_task()
-
-
 class Gathering(Awaitable[T]):
     """The awaitable that `gather` returns."""
 
@@ -65,44 +42,86 @@ class Gathering(Awaitable[T]):
         self._return_exceptions = return_exceptions
 
     def __await__(self) -> Generator[Any, None, T]:
-        operations = self._operations
-        waiting = _unfinished(operations)
-        queues = {operation.queue: operation for operation in waiting}  # the last operation of each queue
-        asks = True
-        for queue, last in queues.items():
-            queue.check_loop()
-            if asks and not queue.watch.polling:
-                queue.linger(last, waiting)
-                asks = last.status >= DONE  # else the reactor asks the other queues, too
-        if queues:
-            waiting = [operation for operation in waiting if operation.status < DONE]
-        if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
+        # The loops are in methods: there the compiled form knows the types.
+        queues: dict[StreamQueue, StreamOperation[Any]] = {}
+        waiting = self._unfinished(queues)
+        if waiting and (self._return_exceptions or len(waiting) == len(self._operations) or self._failed() is None):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
-            for operation in waiting:
-                if operation.waiters is None:
-                    operation.waiters = countdown
-                else:
-                    countdown.left -= not operation.add_waiter(countdown)  # the operation may be given twice
+            self._wait_by(countdown, waiting)
             for queue in queues:
                 queue.attend()
             try:
                 yield from countdown.future
             finally:
                 if countdown.left:
-                    _remove_waiter(countdown, waiting)
-        elif _has_to_yield(operations, queues):
+                    self._leave(countdown, waiting)
+        elif self._has_to_yield(queues):
             yield
-        if self._return_exceptions:
-            outcomes = [
-                operation.value if operation.status == DONE else operation.exception() for operation in operations
-            ]
-            return outcomes  # type: ignore[return-value]  # `cast` is a call
-        values = [operation.value for operation in operations if operation.status == DONE]
-        if len(values) < len(operations):
-            failed = self._failed()
-            assert failed is not None
-            failed.result()  # raises
-        return values  # type: ignore[return-value]
+        return self._outcomes()  # type: ignore[return-value]  # `cast` is a call
+
+    def _unfinished(self, queues: dict[StreamQueue, StreamOperation[Any]]) -> list[StreamOperation[Any]]:
+        """Return the unfinished operations, after a query of their streams.
+
+        Parameters
+        ----------
+        queues
+            Gets the last operation of each queue with unfinished ones.
+        """
+        waiting = []
+        for operation in self._operations:
+            if operation.status < DONE:
+                waiting.append(operation)
+                queues[operation.queue] = operation
+            elif operation.extra is not None:
+                operation.report_await()
+        if not waiting:
+            return waiting
+        asks = True
+        for queue, last in queues.items():
+            queue.check_loop()
+            if asks and not queue.watch.polling:
+                queue.linger(last, waiting)
+                asks = last.status >= DONE  # else the reactor asks the other queues, too
+        left = []
+        for operation in waiting:
+            if operation.status < DONE:
+                left.append(operation)  # noqa: PERF401 - the compiled form knows the type of a loop's variable
+        return left
+
+    def _wait_by(self, countdown: Countdown, waiting: list[StreamOperation[Any]]) -> None:
+        """Make a countdown the waiter of these operations."""
+        for operation in waiting:
+            if operation.waiters is None:
+                operation.waiters = countdown
+            else:
+                countdown.left -= not operation.add_waiter(countdown)  # the operation may be given twice
+
+    def _leave(self, countdown: Countdown, waiting: list[StreamOperation[Any]]) -> None:
+        """Remove the countdown from the operations that are unfinished."""
+        for operation in waiting:
+            if operation.status < DONE:
+                operation.remove_waiter(countdown)
+
+    def _has_to_yield(self, queues: Mapping[StreamQueue, object]) -> bool:
+        """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished ones."""
+        if queues:
+            return next(iter(queues)).reactor.turn.is_over()
+        operations = self._operations
+        return bool(operations) and operations[0].queue.reactor.turn.is_over_for_task()
+
+    def _outcomes(self) -> list[Any]:
+        """Return the results, in the order of the operations; raise the first failure, or return failures, too."""
+        outcomes = []
+        for operation in self._operations:
+            if operation.status == DONE:
+                outcomes.append(operation.value)
+            elif self._return_exceptions:
+                outcomes.append(operation.exception())
+            else:
+                failed = self._failed()
+                assert failed is not None
+                failed.result()  # raises
+        return outcomes
 
     def _failed(self) -> StreamOperation[Any] | None:
         """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
-from ..._core import BoundLaunch, Estimate
+from ..._core import BoundLaunch, Estimate, LaunchFields, Operation
 from ...completion._gates import Every
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue
@@ -32,33 +32,31 @@ MOST_BOUND = 256
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
 
 
-class Launches:
-    """The kernel launches of a stream."""
+class Launches(LaunchFields):
+    """The kernel launches of a stream.
 
-    __slots__ = ("_access", "_queue", "_resources", "block", "bound", "grid", "kernel", "last", "launches",
-                 "shared_bytes")  # fmt: skip
+    Attributes
+    ----------
+    bound : dict
+        Launches by kernel, grid, block and bytes of shared memory.
+    """
+
+    __slots__ = ("_access", "_queue", "_resources", "bound")
 
     def __init__(
         self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess,
         bound: dict[Any, BoundLaunch] | None = None,
     ) -> None:  # fmt: skip
+        super().__init__()
         self._resources = resources
         self._queue = queue
         self._access = access
-        #: BoundLaunch launches, by kernel, grid, block and bytes of shared memory.
         self.bound: dict[Any, BoundLaunch] = {} if bound is None else bound
-        #: The newest launch and its arguments. `Stream.launch` compares them first: 60 ns faster than the dict.
-        self.last: BoundLaunch | None = None
-        self.kernel: Kernel | None = None
-        self.grid: Any = None
-        self.block: Any = None
-        self.shared_bytes: Any = None
-        self.launches = 0  #: how many were enqueued
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> StreamOperation[None]:
-        """Enqueue any launch. `Stream.launch` does the same with fewer calls, where it has no hook."""
+        """Enqueue any launch. `LaunchingStream.launch` does the same with fewer calls, where the stream has no hook."""
         bound = self.last
         if (
             bound is None
@@ -67,19 +65,30 @@ class Launches:
             or block is not self.block
             or shared_bytes is not self.shared_bytes
         ):
-            bound = self.find(kernel, grid, block, shared_bytes)
-        return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
+            if not self.find(kernel, grid, block, shared_bytes):
+                return self.launch_new(kernel, grid, block, args, shared_bytes)
+            bound = self.last
+            assert bound is not None
+        return self.launch(bound, args)
 
-    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> BoundLaunch | None:
-        """Return the bound launch of these arguments, or None."""
+    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> bool:
+        """Make the bound launch of these arguments the newest one; return False if there is none."""
         try:
             bound = self.bound.get((kernel, grid, block, shared_bytes))
         except TypeError:
-            return None  # a list as grid is no key
+            return False  # a list as grid is no key
         if bound is None or not (_is_exact(grid) and _is_exact(block) and type(shared_bytes) in _INTEGERS):
-            return None
+            return False
         self.last, self.kernel, self.grid, self.block, self.shared_bytes = bound, kernel, grid, block, shared_bytes
-        return bound
+        return True
+
+    def launch_first(
+        self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None
+    ) -> Operation[None]:
+        """Enqueue a launch that is not bound."""
+        if label is not None:
+            return labelled(label, self.launch_new, kernel, grid, block, args, shared_bytes)
+        return self.launch_new(kernel, grid, block, args, shared_bytes)
 
     def launch(
         self, bound: BoundLaunch, args: tuple[Any, ...], values: Sequence[Any] | None = None, label: str | None = None

@@ -8,18 +8,18 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Never, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._base._checks import check_callback
-from ..._base._label import check_label, labelled
+from ..._base._label import labelled
 from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, ProcessLocal, SourceLine
-from ..._core import INSTANT, Operation
+from ..._core import INSTANT, LaunchingStream, Operation
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -76,7 +76,7 @@ _LAUNCH_KEYWORDS = {
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
     launch_host_func="stream.add_callback(function) runs a function after its work",
 )
-class Stream(ProcessLocal):
+class Stream(LaunchingStream, ProcessLocal):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
@@ -87,9 +87,6 @@ class Stream(ProcessLocal):
     ``label=`` names one operation in errors, log events, timelines and profiles; `aiocuda.label` names all operations
     of a block. The functions of `submit` take arguments of any name, so it has no ``label=``.
     """
-
-    #: Runs in place of each method, if there is one: see `StreamHook`.
-    _hook: StreamHook | None
 
     def __init__(
         self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
@@ -216,54 +213,17 @@ class Stream(ProcessLocal):
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def launch(
-        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
-        label: str | None = None, **unknown: Never,
+    def _launch_unusual(
+        self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None,
+        unknown: dict[str, Any],
     ) -> Operation[None]:  # fmt: skip
-        """Run a kernel. ``cuLaunchKernelEx``.
-
-        Parameters
-        ----------
-        kernel
-            The first launch compiles and loads it on a worker thread, and waits for that in its place in the stream.
-        grid, block
-            Blocks, and threads per block: an integer, or one to three of them.
-        *args
-            One for each of the kernel's parameters: buffers for pointers, numbers for scalars.
-        shared_bytes
-            Dynamic shared memory per block.
-        label
-            The label of this operation, see `aiocuda.label`.
-        **unknown
-            There are none: a keyword of another library raises `InvalidTypeError` with the cure.
-        """
+        """Do a launch by the hook of the stream; refuse unknown keywords."""
         if unknown:
             raise unknown_keyword("Stream.launch", unknown, _LAUNCH, _LAUNCH_KEYWORDS)
-        launches = self._launches
-        if self._hook is not None:
-            if label is not None:
-                return labelled(label, self.launch, kernel, grid, block, *args, shared_bytes=shared_bytes)
-            return self._hook.call("launch", launches.enqueue, kernel, grid, block, args, shared_bytes)
-        bound = launches.last
-        if (
-            bound is None
-            or kernel is not launches.kernel
-            or grid is not launches.grid
-            or block is not launches.block
-            or shared_bytes is not launches.shared_bytes
-        ):
-            bound = launches.find(kernel, grid, block, shared_bytes)
-            if bound is None:
-                if label is not None:
-                    return labelled(label, launches.launch_new, kernel, grid, block, args, shared_bytes)
-                return launches.launch_new(kernel, grid, block, args, shared_bytes)
-        if label is not None and (type(label) is not str or not label):
-            label = check_label(label)
-        operation = bound.repeat(args, label) if bound.converters or args else bound.enqueue((), args, label)
-        if operation is None:
-            return launches.launch_unused(bound, args, None, label)
-        launches.launches += 1
-        return operation
+        if label is not None:
+            return labelled(label, self.launch, kernel, grid, block, *args, shared_bytes=shared_bytes)
+        assert self._hook is not None
+        return self._hook.call("launch", self._launches.enqueue, kernel, grid, block, args, shared_bytes)
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
         """Call a function that enqueues work of another library on this stream; the result is what it returns.
