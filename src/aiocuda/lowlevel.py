@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from ._core import CLOSED, State
+from ._core import CLOSED, Chain, State
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, enqueue_shared_mark, when_accepted, when_passed
 from .completion._queue import Queue
@@ -27,7 +27,7 @@ from .device.streams._joins import follow, join, prepare_join, wait_for
 from .device.streams._steps import end_step, flushed
 from .device.streams._stream import Stream, StreamView, launch_converted, open_stream, owned, submit_call
 from .device.streams._submissions import check_submittable
-from .memory._accesses import Accesses, Ranges
+from .memory._accesses import Accesses
 from .memory._block import Block
 from .memory._buffer import block_of
 from .memory._pinned import pinned_block_of
@@ -35,7 +35,7 @@ from .memory.interchange._bounds import bounds_on_device
 from .memory.interchange._host_arrays import as_source, as_target
 
 __all__ = [
-    "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "DeviceResources", "ForeignStreams", "Jobs", "Queue", "Ranges",
+    "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "Chain", "DeviceResources", "ForeignStreams", "Jobs", "Queue",
     "State", "StreamHook", "StreamLoad", "StreamOperation", "StreamView", "as_source", "as_target", "block_of",
     "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark", "enqueue_shared_mark",
     "flushed", "follow", "handle_of", "has_gpu", "join", "launch_converted", "open_stream", "owned", "pinned_block_of",

@@ -145,6 +145,55 @@ async def test_fault_reaches_every_waiter(fake: Fake, function: str) -> None:
         assert not fake.calls("cuLaunchKernelEx")
 
 
+async def test_stages_of_an_item_wait_for_each_other_on_the_device(fake: Fake) -> None:
+    """Each stage makes one wait, for the event of the stage before it, and one launch with an event after it."""
+
+    def compute(slot: aiocuda.Slot) -> Any:
+        return slot.stream.launch(EMPTY, 1, 1)
+
+    stages = [aiocuda.Stage(name, compute) for name in ("first", "second", "third")]
+    async with opened(fake) as device, aiocuda.Pipeline(device, stages, 1) as pipeline:
+        async for item in _numbered(pipeline.run(range(40))):
+            if item == 30:  # the first items are timed, by events before and after each stage
+                fake.forget()
+                fake.answer("cuEventQuery", NOT_READY, times=2)
+            if item == 31:
+                break
+    names = ("cuLaunchKernelEx", "cuEventRecord", "cuStreamWaitEvent")
+    calls = [call for call in fake.calls() if call.name in names][:8]
+    launch, record, wait = names
+    assert [call.name for call in calls] == [launch, record, wait, launch, record, wait, launch, record]
+    events = [call.arguments[0] for call in calls if call.name == record]
+    streams = [call.arguments[1] for call in calls if call.name == record]
+    assert len(set(streams)) == 3
+    assert [call.arguments[:2] for call in calls if call.name == wait] == [
+        (streams[1], events[0]),
+        (streams[2], events[1]),
+    ]
+
+
+async def _numbered(results: AsyncIterator[Any]) -> AsyncIterator[int]:
+    """Count results from 1 on; the next item begins when this one is asked for again."""
+    number = 0
+    async for _ in results:
+        number += 1
+        yield number
+
+
+async def test_refused_wait_fails_the_item(fake: Fake) -> None:
+    def compute(slot: aiocuda.Slot) -> Any:
+        if slot.item == 30 and slot.stream.name == "first":
+            fake.answer("cuStreamWaitEvent", OUT_OF_MEMORY, times=1)
+        return slot.stream.launch(EMPTY, 1, 1)
+
+    stages = [aiocuda.Stage(name, compute) for name in ("first", "second")]
+    async with opened(fake) as device, aiocuda.Pipeline(device, stages, 1) as pipeline:
+        with pytest.raises(DeviceOutOfMemory, match="cuStreamWaitEvent") as failed:
+            async for item in _numbered(pipeline.run(range(40))):
+                assert item <= 30
+        assert failed.value.__notes__ == ["in stage 'second' of item 30, counted from 0"]
+
+
 async def test_refused_launch_fails_and_skips_what_follows(fake: Fake) -> None:
     async with opened(fake) as device:
         stream = device.stream()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._bound_call import BoundCall
     from ._bound_copy import BoundCopy
     from ._bound_launch import BoundLaunch
+    from ._chain import Chain
     from ._countdown import Countdown
     from ._device_fields import DeviceFields
     from ._estimate import INSTANT, Estimate
@@ -45,7 +46,7 @@ else:
 __all__ = [
     "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
     "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BlockFields",
-    "BoundCall", "BoundCopy", "BoundLaunch", "Countdown", "DeviceFields", "Estimate", "Gathering", "HasOperation",
-    "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native", "Obstacle", "Operation", "QueuedOperation",
-    "ReactorFields", "Ring", "State", "Turn", "Watch", "gather", "new_operation",
+    "BoundCall", "BoundCopy", "BoundLaunch", "Chain", "Countdown", "DeviceFields", "Estimate", "Gathering",
+    "HasOperation", "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native", "Obstacle", "Operation",
+    "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather", "new_operation",
 ]  # fmt: skip

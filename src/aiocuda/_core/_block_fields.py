@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections import defaultdict
+
     import numpy as np
 
     from ..completion._stream_operation import StreamOperation
@@ -78,7 +80,7 @@ class BlockFields:
         self.peers: dict[StreamQueue, StreamOperation[Any]] | None = None
         self.dependencies: dict[StreamOperation[Any], None] | None = None
         self.allocation_event: StreamOperation[Any] | None = None
-        self.poison: dict[Any, Ranges[Any]] | None = None
+        self.poison: defaultdict[Any, Ranges[Any]] | None = None
         self.assigned = 0
         self.region: Region | None = None
         self.freed = False

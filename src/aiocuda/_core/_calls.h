@@ -13,6 +13,10 @@ static inline int aiocuda_call_two(aiocuda_word function, aiocuda_word first, ai
     return ((int (*)(aiocuda_word, aiocuda_word))(uintptr_t)function)(first, second);
 }
 
+static inline int aiocuda_call_three(aiocuda_word function, aiocuda_word first, aiocuda_word second, aiocuda_word third) {
+    return ((int (*)(aiocuda_word, aiocuda_word, aiocuda_word))(uintptr_t)function)(first, second, third);
+}
+
 static inline int aiocuda_call_four(aiocuda_word function, aiocuda_word block) {
     const aiocuda_word *words = (const aiocuda_word *)(uintptr_t)block;
     return ((int (*)(aiocuda_word, aiocuda_word, aiocuda_word, aiocuda_word))(uintptr_t)function)(

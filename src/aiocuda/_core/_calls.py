@@ -11,8 +11,8 @@ from contextvars import copy_context
 from typing import TypeVar
 
 __all__ = [
-    "COMPILED", "add_to_word", "call_four", "call_one", "call_two", "copy_context", "new_object", "read_word",
-    "write_value",
+    "COMPILED", "add_to_word", "call_four", "call_one", "call_three", "call_two", "copy_context", "new_object",
+    "read_word", "write_value",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -29,6 +29,11 @@ def new_object(made: type[T]) -> T:
 def call_four(function: int, block: int) -> int:
     """Call a C function with the four words of a block."""
     return int(_FUNCTION(function)(*(ctypes.c_uint64 * 4).from_address(block)))
+
+
+def call_three(function: int, first: int, second: int, third: int) -> int:
+    """Call a C function with three words."""
+    return int(_FUNCTION(function)(first, second, third, 0))
 
 
 def call_two(function: int, first: int, second: int) -> int:

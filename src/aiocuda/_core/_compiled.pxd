@@ -10,13 +10,14 @@ cdef extern from "_calls.h":
     object new_object "aiocuda_new_object"(object)
     int call_one "aiocuda_call_one"(unsigned long long, unsigned long long)
     int call_two "aiocuda_call_two"(unsigned long long, unsigned long long, unsigned long long)
+    int call_three "aiocuda_call_three"(unsigned long long, unsigned long long, unsigned long long, unsigned long long)
     int call_four "aiocuda_call_four"(unsigned long long, unsigned long long)
     long long read_word "aiocuda_read_word"(unsigned long long)
     void add_to_word "aiocuda_add_to_word"(unsigned long long, long)
     bint write_value "aiocuda_write_value"(int, unsigned long long, object)
 
 # Constants that the modules import.
-cdef int DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
+cdef int COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
 cdef Py_ssize_t MOST_PER_TURN
 cdef double IN_CALL
 
@@ -88,7 +89,7 @@ cdef class BlockFields:
     cpdef list unfinished(self)
 
 cdef class Native:
-    cdef unsigned long long _work, _block, _record, _query, _stream, _closed, _stream_closed, _calls
+    cdef unsigned long long _work, _block, _record, _query, _wait, _stream, _closed, _stream_closed, _calls
     cdef int _not_ready
     cdef object _name, _pack, _event, _refuse, _owner
     cdef list _letters, _places
@@ -96,6 +97,8 @@ cdef class Native:
     cpdef bint enqueue(self, object values, Lease lease) except -1
     @cython.locals(code=cython.int)
     cpdef int query(self, Lease lease) except -2
+    @cython.locals(event=cython.ulonglong, code=cython.int)
+    cpdef bint wait(self, Lease lease) except -1
 
 # -- operations
 
@@ -135,6 +138,9 @@ cdef class Ring:
     cdef int _blind_awaits, _most_blind_awaits
     cpdef check_loop(self)
     cpdef check(self)
+    cpdef bint ends_with(self, object operation) except -1
+    @cython.locals(lease=Lease)
+    cpdef follow(self, QueuedOperation operation)
     cpdef last_work(self)
     cpdef attend(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
@@ -192,8 +198,12 @@ cdef class LaunchFields:
     cdef public long long launches
 
 cdef class LaunchingStream:
-    cdef public object _hook
     cdef public LaunchFields _launches
+
+cdef class Chain:
+    cdef tuple _functions, _names, _queues, _streams
+    @cython.locals(names=tuple, queues=tuple, queue=Ring, end=QueuedOperation, position=cython.Py_ssize_t)
+    cpdef Py_ssize_t enqueue(self, Py_ssize_t start, object slot, list ends, dict returned) except -1
 
 cdef class MemoryFields:
     cdef public object driver, free_lists

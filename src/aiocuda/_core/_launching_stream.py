@@ -17,13 +17,15 @@ __all__ = ["LaunchingStream"]
 
 
 class LaunchingStream:
-    """The launch of `aiocuda.Stream`, and the attributes that it reads; the base class of that."""
+    """The launch of `aiocuda.Stream`; the base class of that."""
 
-    __slots__ = ("_hook", "_launches")
+    __slots__ = ("_launches",)
 
-    #: Runs in place of each method, if there is one: see `StreamHook`.
-    _hook: StreamHook | None
     _launches: Launches
+
+    if TYPE_CHECKING:
+        #: Runs in place of each method, if there is one: see `StreamHook`. Not in C: Python reads it more often.
+        _hook: StreamHook | None
 
     def launch(
         self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,

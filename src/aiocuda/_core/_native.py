@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._calls import add_to_word, call_four, call_one, call_two, read_word, write_value
+from ._calls import add_to_word, call_four, call_one, call_three, call_two, read_word, write_value
 
 if TYPE_CHECKING:
     from ..driver.protocol import NativeCall
@@ -21,7 +21,7 @@ class Native:
     """
 
     __slots__ = ("_block", "_calls", "_closed", "_event", "_letters", "_name", "_not_ready", "_owner", "_pack",
-                 "_places", "_query", "_record", "_refuse", "_stream", "_stream_closed", "_work")  # fmt: skip
+                 "_places", "_query", "_record", "_refuse", "_stream", "_stream_closed", "_wait", "_work")  # fmt: skip
 
     _refuse: Callable[[str, int], NoReturn]
 
@@ -34,6 +34,7 @@ class Native:
         self._pack = call.pack
         self._record = call.record
         self._query = call.query
+        self._wait = call.wait
         self._not_ready = call.not_ready
         self._stream = call.stream
         self._event = call.event
@@ -68,6 +69,19 @@ class Native:
         if code:
             self._refuse("cuEventRecord", code)
         add_to_word(self._calls, 2 if self._work else 1)
+        return True
+
+    def wait(self, lease: Lease) -> bool:
+        """Make the stream wait for the event of a lease. Return False if the driver's own call has to do it."""
+        if read_word(self._closed) or read_word(self._stream_closed):
+            return False
+        event = lease.word
+        if not event:
+            event = lease.word = self._event(lease.handle)
+        code = call_three(self._wait, self._stream, event, 0)
+        if code:
+            self._refuse("cuStreamWaitEvent", code)
+        add_to_word(self._calls, 1)
         return True
 
     def query(self, lease: Lease) -> int:

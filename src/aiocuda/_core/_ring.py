@@ -19,7 +19,7 @@ from ._calls import COMPILED, copy_context
 from ._countdown import Countdown
 from ._estimate import INSTANT
 from ._native import Native
-from ._obstacles import INACTIVE, POISONED, REFUSING, SHARED
+from ._obstacles import COMPLICATED, INACTIVE, POISONED, REFUSING, SHARED
 from ._operation import INTERNAL
 from ._state import DONE, IN_CALL, SUBMITTED
 from ._watch import Watch
@@ -222,6 +222,19 @@ class Ring:
             self._target = None  # this operation may be older
         elif self.pending or self.watch.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
+
+    def follow(self, operation: StreamOperation[Any]) -> None:
+        """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
+        lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
+        if lease is None or self.obstacles & COMPLICATED or self.on_host or operation.queue is self:
+            self.follow_unusual(operation)
+            return
+        self.after_wait = True  # the same as `note_wait`, without its call
+        self.unmarked_wait_at = self.enqueued
+        if self._native is None or not self._native.wait(lease):
+            self.driver.stream_wait(self.handle, lease.handle)
+        if self.device_state.listeners is not None:
+            self.reports.followed(operation)
 
     def note_wait(self) -> None:
         """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
@@ -613,6 +626,7 @@ class Ring:
 
         def refuse_loop(self) -> None: ...
         def refuse_unusable(self) -> None: ...
+        def follow_unusual(self, operation: StreamOperation[Any]) -> None: ...
         def _check_new(self, kind: str) -> None: ...
         def move_to_end(self, operation: StreamOperation[Any]) -> None: ...
         def enqueue_unusual(

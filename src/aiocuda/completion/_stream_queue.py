@@ -385,16 +385,15 @@ class StreamQueue(Ring):
         self.after_wait = True
         return waiting
 
-    def follow(self, operation: StreamOperation[Any]) -> None:
-        """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
+    def follow_unusual(self, operation: StreamOperation[Any]) -> None:
+        """Do what `follow` does for any operation, in any state of the stream."""
         if self.obstacles & (SHARED | RECORDED) == SHARED:
             self.refuse_captured()
         if operation.queue is self:
             return
-        lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
+        lease = operation.lease  # read once, as in `follow`
         if lease is not None and not self.on_host and self._poison is None:
-            self.after_wait = True  # the same as `note_wait`, without its call
-            self.unmarked_wait_at = self.enqueued
+            self.note_wait()
             self.driver.stream_wait(self.handle, lease.handle)
             if self.device_state.listeners is not None:
                 self.reports.followed(operation)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CycleError
-from ..lowlevel import Accesses, Block, Ranges
+from ..lowlevel import Accesses, Block
 from ._accesses import Access
 from ._scheduled_node import RootFailure, ScheduledNode
 
@@ -121,21 +121,19 @@ class DependencyGraph:
         return any(one[2] < stop and start < one[3] and _is_alive(one) for one in noted)
 
     def _poison_of(self, block: Block, start: int, stop: int) -> RootFailure | None:
-        ranges: Ranges[RootFailure] | None = block.poisoned().get(self)
+        ranges = block.poisoned().get(self)
         return None if ranges is None else ranges.first(start, stop)
 
     def _put_poison(self, block: Block, unwritten: list[tuple[int, int]], failure: RootFailure) -> None:
         poison = block.poisoned()
-        ranges = poison.get(self)
-        if ranges is None:
-            ranges = poison[self] = Ranges()
-            self._poisoned.add(block)
+        ranges = poison[self]
+        self._poisoned.add(block)
         for start, stop in unwritten:
             ranges.put(start, stop, failure)
 
     def _remove_poison(self, block: Block, start: int, stop: int) -> None:
         poison = block.poisoned()
-        ranges: Ranges[RootFailure] | None = poison.get(self)
+        ranges = poison.get(self)
         if ranges is not None:
             ranges.remove(start, stop)
             if not ranges:

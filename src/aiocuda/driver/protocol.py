@@ -378,6 +378,8 @@ class NativeCall(NamedTuple):
         ``pack(*values)`` writes the arguments of a kernel to their places: for values that the caller cannot convert.
     record : int
         The address of ``record(event, stream)``.
+    wait : int
+        The address of ``wait(stream, event, 0)``, which makes the stream wait for an event.
     query : int
         The address of ``query(event)``, which returns ``not_ready`` while the event is not done.
     not_ready : int
@@ -401,6 +403,7 @@ class NativeCall(NamedTuple):
     parameters: tuple[tuple[str, int], ...]
     pack: Callable[..., object]
     record: int
+    wait: int
     query: int
     not_ready: int
     stream: int

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
 from .._core import BlockFields
 from ..errors import StaleHandleError
+from ._accesses import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
-    from ._accesses import Ranges
     from ._region import Region
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse"]
@@ -134,10 +135,10 @@ class Block(BlockFields):
         if self.poison:
             self.poison.clear()
 
-    def poisoned(self) -> dict[Any, Ranges[Any]]:
-        """Return `poison`, for an entry that is added."""
+    def poisoned(self) -> defaultdict[Any, Ranges[Any]]:
+        """Return `poison`, which makes the entry of a graph at its first use."""
         if self.poison is None:
-            self.poison = {}
+            self.poison = defaultdict(Ranges)
         return self.poison
 
     #: Set by the first graph: most blocks have none, and are made faster without it.

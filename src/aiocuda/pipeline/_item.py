@@ -18,7 +18,7 @@ from ..errors import (
     SkippedError,
     UnsupportedError,
 )
-from ..lowlevel import State, StreamOperation, queue_of, resources_of, wait_for
+from ..lowlevel import Chain, State, StreamOperation, queue_of, resources_of, wait_for
 from ..stream import Stream
 from ._failures import combine
 from ._replay import Replay, Replayed
@@ -151,9 +151,24 @@ class PipelineItem:
 
     def enqueue_stages(self) -> bool:
         """Enqueue the work of all stages; none of them awaits. False if a stage failed; `finish` raises its failure."""
+        stages, ends, returned = self._plan.stages, self._ends, self._returned
+        chain = None if self._timed else self._resources.chain
+        position, count = 0, len(stages)
         try:
-            for position, stage in enumerate(self._plan.stages):
-                self._enqueue(position, stage)
+            while position < count:
+                if chain is not None:
+                    try:
+                        position = chain.enqueue(position, self.slot, ends, returned)
+                    except BaseException as error:  # noqa: BLE001 - raised with a note
+                        raise self._noted(error, len(returned))  # noqa: B904 - it has its cause
+                    if position == count:
+                        break
+                stage = stages[position]
+                if stage.name in returned:
+                    self._end_stage(position, stage, returned[stage.name])
+                else:
+                    self._enqueue(position, stage)
+                position += 1
         except BaseException as error:
             self.failure = error
             if isinstance(error, LEAVES_LOOP):
@@ -294,14 +309,9 @@ class PipelineItem:
 
     def _resolve_chain(self) -> None:
         """Resolve the operations of all stages: the last one is done, and each has waited for the one before it."""
-        ends = self._ends
-        for position, end in enumerate(ends):
-            if end is not None:
-                ends[position] = None
-                if end.status < DONE:
-                    end.queue.resolve_to(end)
+        Chain.resolve(self._ends)
         if self._timing_events:
-            self._read_timing_events(range(len(ends)))
+            self._read_timing_events(range(len(self._ends)))
 
     async def _wait_for_all(self) -> None:
         """Wait for the operations of all stages."""
@@ -351,7 +361,7 @@ class PipelineItem:
                 end = returned
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
-            if queue.ends_with(end):  # the usual case, and a hot path: the stage returns its only operation
+            if queue.ends_with(end):  # the usual case: the stage returns its only operation
                 self._ends[position] = end
             else:
                 operations = (end,) if type(end) is StreamOperation else operations_of(stage, returned) or ()
@@ -361,6 +371,15 @@ class PipelineItem:
         except BaseException as error:  # noqa: BLE001 - raised with a note
             raise self._noted(error, position)  # noqa: B904 - it has its cause
         self._returned[stage.name] = returned
+
+    def _end_stage(self, position: int, stage: Stage, returned: Any) -> None:
+        """Find the operations of a stage that has been called, and has not returned its only operation."""
+        try:
+            operations = _with_end(operations_of(stage, returned) or (), self._resources.queues[position].end())
+        except BaseException as error:  # noqa: BLE001 - raised with a note
+            raise self._noted(error, position)  # noqa: B904 - it has its cause
+        if operations:
+            self._operations[position] = operations
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         """Launch the stage's graph. The first item of the slot captures it."""

@@ -31,6 +31,8 @@ class Plan:
         True if at least one stage awaits.
     is_chain : bool
         True if no stage awaits, and each has the one before it as its only prerequisite.
+    is_plain : bool
+        True if it is a chain of stages that are nothing but functions: none is prepared or replayed.
     stream_groups : list of tuple of int
         Groups of stages that share a stream; each stage is in one group.
     replayed : frozenset of int
@@ -62,6 +64,7 @@ class Plan:
         )
         self.stream_groups = self._stream_groups(streams)
         self.replayed = self._replayed(replay)
+        self.is_plain = self.is_chain and not self.replayed and all(stage.prepare is None for stage in self.stages)
 
     def _prerequisites(self, position: int) -> tuple[int, ...]:
         stage = self.stages[position]

@@ -13,7 +13,7 @@ from .._base._host_use import HostUse
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
-from ..lowlevel import Queue, queue_of, resources_of
+from ..lowlevel import Chain, Queue, queue_of, resources_of
 from ..stream import Stream
 from ._advice import HostTimes
 from ._blocking import BlockingWatch, LoopTimes
@@ -45,6 +45,8 @@ class PipelineResources:
         The queues of these streams.
     follow : callable
         Makes later work of a queue wait, on the device, for an operation of another of these queues.
+    chain : Chain or None
+        Calls the stages of an item that is not timed; None if the plan is not plain, or the device is checked.
     numbers : iterator of int
         Numbers of items, from 0.
     blocking_watch : BlockingWatch or None
@@ -65,6 +67,7 @@ class PipelineResources:
         self.streams: list[Stream] = []
         self.queues: list[Queue] = []
         self.follow = resources_of(device).follow
+        self.chain: Chain | None = None
         self.numbers = itertools.count()
         self.blocking_watch: BlockingWatch | None = None
         self.host_use = HostUse()
@@ -134,7 +137,7 @@ class PipelineResources:
     async def __aexit__(self, *exc: object) -> None:
         self._users -= 1
         if not self._users:
-            streams, self.streams, self.queues = list(dict.fromkeys(self.streams)), [], []
+            streams, self.streams, self.queues, self.chain = list(dict.fromkeys(self.streams)), [], [], None
             self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
                 self._device_is_late = self._device_is_late or must_end_now()
@@ -158,6 +161,9 @@ class PipelineResources:
         self.queues = [queue_of(stream) for stream in self.streams]
         resources = resources_of(self.device)
         self.follow = resources.follow
+        if self.plan.is_plain and resources.checker is None:
+            functions = [stage.function for stage in self.plan.stages]
+            self.chain = Chain(names, functions, self.streams, self.queues)
         if self.plan.awaits and resources.device_state.advises and self._is_real:
             self.blocking_watch = BlockingWatch(resources.open_reactor().guard)
 

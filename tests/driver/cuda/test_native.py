@@ -97,6 +97,31 @@ def test_calls_are_counted(driver: CudaDriver) -> None:
     assert driver.statistics()["calls"] == before + 3
 
 
+def test_wait_passes_the_same_words_as_the_driver(driver: CudaDriver, fake: Fake) -> None:
+    """Also for the event of another stream that was never recorded through these functions."""
+    stream = driver.stream_create(0, 0)
+    native, lease = Native(native_of(driver.recorder(stream))), lease_of(driver)
+    fake.forget()
+    before = driver.statistics()["calls"]
+    driver.stream_wait(stream, lease.handle)
+    assert native.wait(lease)
+    by_driver, by_words = fake.calls()
+    assert by_driver.name == by_words.name == "cuStreamWaitEvent"
+    assert by_driver.arguments[:2] == by_words.arguments[:2]
+    assert by_driver.arguments[2] & 0xFFFFFFFF == by_words.arguments[2] & 0xFFFFFFFF == 0
+    assert by_words.kept_gil
+    assert driver.statistics()["calls"] == before + 2
+
+
+def test_refused_wait_raises_the_error_of_the_driver(driver: CudaDriver, fake: Fake) -> None:
+    native, lease = Native(native_of(driver.recorder(driver.stream_create(0, 0)))), lease_of(driver)
+    fake.answer("cuStreamWaitEvent", OUT_OF_MEMORY)
+    with pytest.raises(DeviceOutOfMemory, match="cuStreamWaitEvent"):
+        native.wait(lease)
+    with pytest.raises(StaleHandleError, match="event 99 "):
+        native.wait(Lease(99, False, []))
+
+
 def test_query(driver: CudaDriver, fake: Fake) -> None:
     """A code that is neither success nor "not ready" is left to the driver, which asks again and raises the error."""
     native, lease = Native(native_of(driver.recorder(driver.stream_create(0, 0)))), lease_of(driver)
@@ -139,6 +164,7 @@ def test_fault_closes_the_functions_of_all_streams(driver: CudaDriver, fake: Fak
         native.enqueue((), lease)
     fake.forget()
     assert not other.enqueue((), lease)
+    assert not other.wait(lease)
     assert other.query(lease) == -1
     assert fake.calls() == []
 
@@ -150,8 +176,10 @@ def test_destroyed_stream_closes_its_functions(driver: CudaDriver, fake: Fake) -
     driver.stream_destroy(stream)
     fake.forget()
     assert not native.enqueue((), lease)
+    assert not native.wait(lease)
     assert fake.calls() == []
     assert apart.enqueue((), lease)
+    assert apart.wait(lease)
 
 
 def test_event_that_does_not_exist_is_refused_before_the_work(driver: CudaDriver, fake: Fake) -> None:

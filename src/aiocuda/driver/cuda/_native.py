@@ -49,6 +49,7 @@ class CudaNative(Core):
             parameters=parameters,
             pack=pack,
             record=addresses["cuEventRecord"],
+            wait=addresses["cuStreamWaitEvent"],
             query=addresses["cuEventQuery"],
             not_ready=CUDA_ERROR_NOT_READY,
             stream=info.handle,
