@@ -64,8 +64,8 @@ async def pipeline_16mb(setting: Setting) -> Measured:
 
     ``of_by_hand`` is the whole gap. ``of_paced`` is what remains of it beside a version by hand that enqueues an item
     when its slot has returned: the host's time of the library. ``paced_of_by_hand`` is what that pace costs the
-    version by hand. ``duplex`` is how much longer a copy takes beside one in the other direction. ``of_by_hand_5`` is the gap
-    at depth 5. Bound: 0.94 of what is written by hand.
+    version by hand. ``duplex`` is how much longer a copy takes beside one in the other direction. ``of_by_hand_5`` is
+    the gap at depth 5. Bound: 0.94 of what is written by hand.
     """
     return await _copies(setting, (0.32, 0.32, 0.32))
 
