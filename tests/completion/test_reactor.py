@@ -415,25 +415,27 @@ async def test_lost_notifications_are_counted_and_the_waits_end() -> None:
             assert device.statistics().lost_wakes == before + 3
 
 
-async def test_late_notifier_does_not_hold_the_result_of_its_operation() -> None:
+async def test_late_notifier_does_not_hold_its_operation() -> None:
     with LossyPeer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
             pool = resources_of(device).loop_states.here().reactor.notifier_pool
             with Latch(device) as latch:
                 await warm_up(latch, stream)
                 await until(lambda: device.statistics().armed == 0, "the notifiers")
-                operation: Any = latch.hold(stream)
-                waiter = asyncio.create_task(operation.wait())
+                latch.hold(stream)
+                with aiocuda.label("late"):
+                    late: Any = stream.synchronize()
+                waiter = asyncio.create_task(late.wait())
                 await until(lambda: device.statistics().armed == 1, "the notifier")
                 (armed,) = pool.armed.values()
-                pool.drop_results()
-                assert armed.operation is operation  # unfinished
+                operation, number = weakref.ref(late), late.id
+                del late
+                assert not armed.is_settled
                 latch.release()
                 await quickly(waiter)
-            pool.drop_results()
-            assert (armed.operation.id, armed.operation.label) == (operation.id, operation.label)
-            assert armed.operation.is_settled
-            assert armed.operation is not operation
+            del waiter
+            assert operation() is None
+            assert (armed.id, armed.label, armed.is_settled) == (number, "late", True)
 
 
 async def test_unknown_tags_are_ignored() -> None:

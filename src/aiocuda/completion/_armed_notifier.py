@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from contextvars import Context
-from typing import TYPE_CHECKING, Any, NamedTuple
+import weakref
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
-__all__ = ["ArmedNotifier", "SettledOperation"]
-
-
-class SettledOperation(NamedTuple):
-    """The id, context and label of an operation that the device has finished. Holds no result."""
-
-    id: int
-    context: Context
-    label: str | None
-    is_settled: bool = True
+__all__ = ["ArmedNotifier"]
 
 
 class ArmedNotifier:
     """A notifier from the moment it is armed until its tag has come.
 
-    A query may find the end of its operation earlier.
+    A query may find the end of its operation earlier. It refers to the operation weakly: a result must not live until a
+    late tag comes.
+
+    Attributes
+    ----------
+    id, context, label
+        Of the operation.
     """
 
-    __slots__ = ("index", "operation", "queue", "silent_ticks", "token")
+    __slots__ = ("_operation", "context", "id", "index", "label", "queue", "silent_ticks", "token")
 
     def __init__(self, index: int, token: int, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         self.index = index
         self.token: int | None = token
         self.queue = queue
-        self.operation: StreamOperation[Any] | SettledOperation = operation
+        self._operation = weakref.ref(operation)
+        self.id = operation.id
+        self.context = operation.context
+        self.label = operation.label
         self.silent_ticks = 0
 
-    def drop_result(self) -> None:
-        """Hold the operation no longer if it is settled: it may have a result."""
-        operation = self.operation
-        if operation.is_settled and not isinstance(operation, SettledOperation):
-            self.operation = SettledOperation(operation.id, operation.context, operation.label)
+    @property
+    def is_settled(self) -> bool:
+        """True if the device has finished with the operation: until then, the queue holds it."""
+        operation = self._operation()
+        return operation is None or operation.is_settled

@@ -138,16 +138,11 @@ class NotifierPool:
                 tokens.append(armed.token)
         return armed
 
-    def drop_results(self) -> None:
-        """Hold no settled operations."""
-        for armed in self.armed.values():
-            armed.drop_result()
-
     def tick(self, tokens: list[int]) -> list[ArmedNotifier]:
         """Quarantine and return the notifiers that are silent for two passes of the watchdog after their event."""
         lost: list[ArmedNotifier] = []
         for tag, armed in list(self.armed.items()):
-            if not armed.operation.is_settled:
+            if not armed.is_settled:
                 continue
             armed.silent_ticks += 1
             if armed.silent_ticks > 2:

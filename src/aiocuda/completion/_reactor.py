@@ -315,7 +315,7 @@ class Reactor(ReactorFields):
     def _arm(self, queue: StreamQueue, operation: StreamOperation[Any]) -> bool:
         """Arm a notifier, unless one is armed. Return whether it comes for this operation, or earlier."""
         if queue.watch.armed is not None:
-            return queue.watch.armed.operation.id <= operation.id
+            return queue.watch.armed.id <= operation.id
         try:
             driver = self.device_state.driver
             queue.watch.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
@@ -469,10 +469,9 @@ class Reactor(ReactorFields):
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
             armed.queue.watch.armed = None
-            device, operation = self.device_state.properties.name, armed.operation
             log(
-                "warning", "notification_lost", operation.context, device=device, stream=armed.queue.name,
-                operation=operation.id, lost=self.lost_wakes, label=operation.label,
+                "warning", "notification_lost", armed.context, device=self.device_state.properties.name,
+                stream=armed.queue.name, operation=armed.id, lost=self.lost_wakes, label=armed.label,
             )  # fmt: skip
             if armed.queue in self.queues:
                 self.plan(armed.queue)

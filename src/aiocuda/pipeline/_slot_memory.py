@@ -178,12 +178,10 @@ class SlotMemory:
         return [key for key, count in held.items() if count > 0]
 
     def _drop_unneeded(self) -> None:
-        """Let the device drop references of its own: of operations that are done, of other libraries' arrays."""
+        """Let the device drop arrays that other libraries have released."""
         if self._device is not None:
             with contextlib.suppress(AiocudaError):  # closed, or faulted
-                reactor = resources_of(self._device).open_reactor()
-                reactor.notifier_pool.drop_results()
-                self._device.memory.sweep(reactor)
+                self._device.memory.sweep(resources_of(self._device).open_reactor())
 
     def _counted(self) -> Counter[Key]:
         """Return the number of references that are not the slot's own, by key."""

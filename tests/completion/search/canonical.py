@@ -36,7 +36,7 @@ def state(system: WakeupSystem) -> Hashable:
         if not each.drained or (system.repeated and each.posted == 1)
     ]
     armed = [
-        (notifiers[a.index], system.names.get(a.operation.id), a.silent_ticks, a.token is None)
+        (notifiers[a.index], system.names.get(a.id), a.silent_ticks, a.token is None)
         for a in notifier_pool.armed.values()
     ]
     return (
@@ -118,7 +118,7 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
                 queue.active,
                 queue.watch.attended,
                 queue.watch.polling,
-                None if queue.watch.armed is None else system.names.get(queue.watch.armed.operation.id),
+                None if queue.watch.armed is None else system.names.get(queue.watch.armed.id),
                 len(queue.pending),
                 len(queue.host_queue.entries),
                 rank[look] if queue.watch.attended else -1,
