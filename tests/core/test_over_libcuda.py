@@ -180,6 +180,47 @@ async def _numbered(results: AsyncIterator[Any]) -> AsyncIterator[int]:
         yield number
 
 
+async def test_barrier_makes_two_waits_for_each_other_stream(fake: Fake) -> None:
+    """The first stream waits for the events of the others and records its own; then the others wait for that."""
+    async with opened(fake) as device, aiocuda.StreamGroup(device, 3) as group:
+        for _ in range(2):
+            await quickly(aiocuda.gather(*(stream.launch(EMPTY, 1, 1) for stream in group), group.barrier()))
+        operations = [stream.launch(EMPTY, 1, 1) for stream in group]
+        events = {call.arguments[1]: call.arguments[0] for call in fake.calls("cuEventRecord")[-3:]}
+        first, second, third = events
+        fake.forget()
+        joined = group.barrier()
+        names = ("cuEventRecord", "cuStreamWaitEvent")
+        calls = [(call.name, call.arguments[:2]) for call in fake.calls() if call.name in names]
+        ((at, own),) = [(at, call[1][0]) for at, call in enumerate(calls) if call[0] == "cuEventRecord"]
+        assert at == 2
+        assert calls == [
+            ("cuStreamWaitEvent", (first, events[second])),
+            ("cuStreamWaitEvent", (first, events[third])),
+            ("cuEventRecord", (own, first)),
+            ("cuStreamWaitEvent", (second, own)),
+            ("cuStreamWaitEvent", (third, own)),
+        ]
+        await quickly(aiocuda.gather(*operations, joined))
+
+
+async def test_refused_wait_of_a_barrier_fails_it_and_skips_later_work(fake: Fake) -> None:
+    async with opened(fake) as device, aiocuda.StreamGroup(device, 3) as group:
+        for _ in range(2):
+            await quickly(aiocuda.gather(*(stream.launch(EMPTY, 1, 1) for stream in group), group.barrier()))
+        for stream in group:
+            stream.launch(EMPTY, 1, 1)
+        fake.answer("cuStreamWaitEvent", OUT_OF_MEMORY, times=2)  # a wait in C, and its repetition by the driver
+        joined = group.barrier()
+        fake.answer("cuStreamWaitEvent", 0, times=0)
+        later = [stream.launch(EMPTY, 1, 1) for stream in group]
+        with pytest.raises(DeviceOutOfMemory, match="cuStreamWaitEvent"):
+            await quickly(joined.wait())
+        for operation in later:
+            with pytest.raises(SkippedError):
+                await quickly(operation.wait())
+
+
 async def test_refused_wait_fails_the_item(fake: Fake) -> None:
     def compute(slot: aiocuda.Slot) -> Any:
         if slot.item == 30 and slot.stream.name == "first":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._obstacles import CLOSED, COMPLICATED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
+from ._obstacles import BARRED, CLOSED, COMPLICATED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
 from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
 
 if TYPE_CHECKING:
     from ._block_fields import BlockFields
     from ._bound_call import BoundCall
     from ._bound_copy import BoundCopy
+    from ._bound_join import BoundJoin
     from ._bound_launch import BoundLaunch
     from ._chain import Chain
     from ._countdown import Countdown
@@ -44,9 +45,10 @@ else:
 
 
 __all__ = [
-    "ABANDONED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL", "IN_CALL",
-    "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED", "BlockFields",
-    "BoundCall", "BoundCopy", "BoundLaunch", "Chain", "Countdown", "DeviceFields", "Estimate", "Gathering",
-    "HasOperation", "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native", "Obstacle", "Operation",
-    "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather", "new_operation",
+    "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL",
+    "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
+    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceFields",
+    "Estimate", "Gathering", "HasOperation", "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native",
+    "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
+    "new_operation",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ cdef extern from "_calls.h":
     bint write_value "aiocuda_write_value"(int, unsigned long long, object)
 
 # Constants that the modules import.
-cdef int COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
+cdef int BARRED, COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
 cdef Py_ssize_t MOST_PER_TURN
 cdef double IN_CALL
 
@@ -73,6 +73,7 @@ cdef class DeviceFields:
 
 cdef class ReactorFields:
     cdef public DeviceFields device_state
+    cdef public dict attended
     cdef public bint faulted
     cdef public object loop, on_progress
     cdef public Py_ssize_t polls, resolved
@@ -204,6 +205,19 @@ cdef class Chain:
     cdef tuple _functions, _names, _queues, _streams
     @cython.locals(names=tuple, queues=tuple, queue=Ring, end=QueuedOperation, position=cython.Py_ssize_t)
     cpdef Py_ssize_t enqueue(self, Py_ssize_t start, object slot, list ends, dict returned) except -1
+
+cdef class BoundJoin:
+    cdef Ring _first
+    cdef tuple _others
+    cdef BoundCall _waiting, _recorded
+    cdef object _wait, _unusual, _follow
+    @cython.locals(first=Ring, others=tuple, device_state=DeviceFields, queue=Ring, tail=QueuedOperation, lease=Lease,
+                   leases=list, joined=QueuedOperation, event=Lease)
+    cpdef join(self)
+    @cython.locals(native=Native, lease=Lease)
+    cdef bint _waits_in_c(self, list leases) except -1
+    @cython.locals(queue=Ring)
+    cdef bint _others_wait_in_c(self, Lease event) except -1
 
 cdef class MemoryFields:
     cdef public object driver, free_lists

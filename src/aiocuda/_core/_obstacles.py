@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED"]
+__all__ = ["BARRED", "CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED"]
 
 #: The queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
 CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number in range(6))
 
 #: The bits with which a queue may refuse a new operation.
 REFUSING = CLOSED | SHARED | RECORDED
+
+#: The bits with which a queue takes no part in a `BoundJoin`.
+BARRED = CLOSED | SHARED | RECORDED | POISONED | FAULTED
 
 #: The bits with which a device-side wait of the queue, or for it, is more than a wait for one event.
 COMPLICATED = SHARED | RECORDED | POISONED

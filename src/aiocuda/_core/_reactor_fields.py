@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..completion._device_state import DeviceState
+    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["ReactorFields"]
 
@@ -27,11 +28,13 @@ class ReactorFields:
         The reactor has failed its operations because of a device fault.
     polls, resolved : int
         Counters.
+    attended : dict of StreamQueue
+        The queues with a waiter.
     on_progress : callable or None
         Called after operations were resolved, while the staging buffers need it.
     """
 
-    __slots__ = ("device_state", "faulted", "loop", "on_progress", "polls", "resolved", "turn")
+    __slots__ = ("attended", "device_state", "faulted", "loop", "on_progress", "polls", "resolved", "turn")
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
         self.device_state = device_state
@@ -40,3 +43,5 @@ class ReactorFields:
         self.faulted = False
         self.polls = self.resolved = 0
         self.on_progress: Callable[[], None] | None = None
+        # A dictionary instead of a set: a simulation visits its keys in the same order in every process.
+        self.attended: dict[StreamQueue, None] = {}

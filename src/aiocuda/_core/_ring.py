@@ -417,7 +417,9 @@ class Ring:
                 return count
         return 0
 
-    def linger(self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()) -> None:
+    def linger(  # noqa: C901 - each part that moved to a method would cost a call
+        self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()
+    ) -> None:
         """Query the event of an operation; if its end is predicted within microseconds, repeat the query until then.
 
         The other operations need no query: those before it are done when it is, and later ones are not awaited here.
@@ -448,9 +450,11 @@ class Ring:
             if not (self._is_done(lease) if COMPILED else query(handle)):
                 now = self.last_busy = driver.now()
                 longest = device_state.linger
+                if self.reactor.attended:
+                    longest /= 2  # other tasks wait, too: they go on while the loop turns
                 estimate = operation.estimate
                 seconds = None if estimate is None else estimate.seconds
-                if seconds is None or seconds > 2 * longest:  # a duration measured through the loop is that much longer
+                if seconds is None or max(operation.submitted_at, self.last_resolved) + seconds > now + longest:
                     return
                 until = now + longest
                 # Calls in C let no signal and no other thread in.

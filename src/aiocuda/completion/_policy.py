@@ -40,8 +40,8 @@ class CompletionPolicy:
     grace
         Seconds of polling after the predicted end.
     linger
-        Seconds for which an await queries repeatedly, if the end is predicted within twice as many. To suspend and
-        resume a task takes the loop about 8 µs, so a short wait is cheaper.
+        Seconds for which an await queries repeatedly, if the end is predicted within as many; half of it while other
+        streams have waiters. To suspend and resume a task takes the loop about 8 µs, so a short wait is cheaper.
     cost
         A description of the costs.
     """
@@ -104,7 +104,7 @@ _NAMED = {
             unknown=200e-6,
             lead=0.5e-3,
             grace=500e-6,
-            linger=20e-6,
+            linger=40e-6,
             cost="10-60 µs late where durations repeat, else up to a millisecond or an eighth of the wait; a core is "
             "busy for the last 0.5 ms, 2 ms where durations vary, and up to 3.5 ms past an end that does not come",
         ),

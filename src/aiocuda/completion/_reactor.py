@@ -107,8 +107,6 @@ class Reactor(ReactorFields):
         The reactor watches nothing any more.
     queues : dict of StreamQueue
         The queues with unfinished operations.
-    attended : dict of StreamQueue
-        The queues with a waiter.
     opened : dict of StreamQueue
         All queues that are not closed.
     query_guard : QueryGuard
@@ -129,7 +127,7 @@ class Reactor(ReactorFields):
     )
 
     __slots__ = ("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags", "_tick", "_tick_at",
-                 "_ticked", "_watchdog", "abandoned", "alarm", "attended", "closed", "failed", "jobs", "lost_wakes",
+                 "_ticked", "_watchdog", "abandoned", "alarm", "closed", "failed", "jobs", "lost_wakes",
                  "notifications", "notifier_pool", "opened", "parks", "pumps", "query_guard", "queues", "sleeps",
                  "submission_pace", "submitted", "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
@@ -139,7 +137,6 @@ class Reactor(ReactorFields):
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
         self.queues: dict[StreamQueue, None] = {}
-        self.attended: dict[StreamQueue, None] = {}
         self._ticked: dict[StreamQueue, float] = {}  # parked without a notifier: the time of the next query
         self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
         self._spinning = False

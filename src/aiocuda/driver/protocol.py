@@ -434,6 +434,18 @@ class RecordRefused(BaseException):
         self.error = error
 
 
+def record_alone(record: Callable[[int], None]) -> RecordedCall:
+    """Return the record of an event, as `Streams.recorder` returns it, as a call that has no work before it."""
+
+    def alone(_: Sequence[Any], event: int) -> None:
+        record(event)
+
+    native = getattr(record, "native", None)
+    if native is not None:
+        setattr(alone, "native", native)  # noqa: B010 - for mypy, a function has no such attribute
+    return alone
+
+
 def record_after(call: Callable[..., object], record: Callable[[int], object]) -> RecordedCall:
     """Return a call and the record of an event after it as one call."""
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..._core import CLOSED, COMPLICATED, DONE, FAULTED, BoundCall, Operation
+from ..._core import BARRED, CLOSED, COMPLICATED, DONE, BoundCall, BoundJoin, Operation
 from ...completion._queue import Queue, own_queue
 from ...completion._stream_operation import StreamOperation, stream_operation
 from ...completion._stream_queue import StreamQueue, nothing
+from ...driver.protocol import record_alone
 from ._stream import CheckedStream, Stream
 
 __all__ = ["follow", "join", "prepare_join", "wait_for"]
-
-#: The bits of a queue that a prepared `join` does not handle.
-_UNUSUAL = CLOSED | COMPLICATED | FAULTED
 
 
 def follow(queue: Queue, awaited: Operation[Any] | None) -> None:
@@ -106,7 +103,7 @@ def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]
     def join_all() -> StreamOperation[None]:
         nonlocal prepared
         if prepared is None:
-            if any(queue.obstacles & _UNUSUAL or isinstance(queue.stream, CheckedStream) for queue in queues):
+            if any(queue.obstacles & BARRED or isinstance(queue.stream, CheckedStream) for queue in queues):
                 return join(queues)
             prepared = _bind_join(queues)
         return prepared()
@@ -117,53 +114,18 @@ def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]
 def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[None]]:
     """Return the function of `prepare_join` with everything bound."""
     first, *others = queues
-    driver, device_state, loop = first.driver, first.device_state, first.loop
-    bound = BoundCall(
-        first,
-        "barrier",
-        device_state.predictor.estimate(("barrier", len(others))),
-        driver.recorded_wait(first.handle),
-        lambda events: _wait_for_each(first, events),
+    driver = first.driver
+    estimate = first.device_state.predictor.estimate(("barrier", len(others)))
+    waiting = BoundCall(
+        first, "barrier", estimate, driver.recorded_wait(first.handle), lambda events: _wait_for_each(first, events)
     )
+    recorded = BoundCall(first, "barrier", estimate, record_alone(driver.recorder(first.handle)), _nothing)
     wait = driver.waiter([queue.handle for queue in others])
-    first_entries = first.on_host
-    parts = [(queue, queue.on_host) for queue in others]
+    return BoundJoin(queues, waiting, recorded, wait, lambda: join(queues), follow).join
 
-    def join_all() -> StreamOperation[None]:
-        if (
-            _get_running_loop() is not loop
-            or first.obstacles & _UNUSUAL
-            or first_entries
-            or len(first.pending) >= device_state.limit  # the events may be recorded again before there is room
-            or device_state.listeners is not None  # they see the operation, but not the waits before it
-        ):
-            return join(queues)
-        events: list[int] = []
-        for queue, entries in parts:
-            if queue.obstacles & _UNUSUAL or entries or queue.unmarked_wait_at == queue.enqueued:
-                return join(queues)
-            pending = queue.pending
-            if pending:
-                tail = pending[-1]
-                lease = tail.lease
-                if lease is None or tail.extra is not None:
-                    return join(queues)
-                events.append(lease.handle)
-        if events:
-            first.note_wait()  # also because the duration of the operation then includes the waits
-        joined: StreamOperation[None] = bound.enqueue(events, None)
-        lease = joined.lease
-        if lease is None:
-            for queue in others:
-                follow(queue, joined)
-            return joined
-        for queue in others:
-            queue.after_wait = True  # the same as `note_wait`, without its call
-            queue.unmarked_wait_at = queue.enqueued
-        wait(lease.handle)
-        return joined
 
-    return join_all
+def _nothing(_: Sequence[int]) -> None:
+    """Do nothing: the waits were made before."""
 
 
 def _wait_for_each(queue: StreamQueue, events: Sequence[int]) -> None:
