@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -276,6 +277,40 @@ async def test_full_stream_makes_no_call(fake: Fake) -> None:
         fake.answer("cuEventQuery", 0, times=0)
         await quickly(aiocuda.gather(*operations))
         assert len(fake.calls("cuLaunchKernelEx")) == 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "others_wait", "lingers"),
+    [(0.1, False, True), (2.0, False, True), (2.0, True, False), (9.0, False, False)],
+)
+async def test_await_lingers_up_to_the_predicted_end(
+    fake: Fake, seconds: float, others_wait: bool, lingers: bool
+) -> None:
+    """Only where the end is predicted within the limit, which is half as long while other streams have waiters."""
+    policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=3.0)
+    async with opened(fake, policy=policy) as device:
+        stream, other = device.stream(), device.stream()
+        for each in (stream, other):
+            await quickly(each.launch(EMPTY, 1, 1))
+        fake.answer("cuEventQuery", NOT_READY)
+        waiters = []
+        if others_wait:
+            waiting = other.launch(EMPTY, 1, 1)
+            stream_operation(waiting).estimate = None  # its end is not known, so its await suspends
+            waiters.append(asyncio.create_task(waiting.wait()))
+            await asyncio.sleep(0)
+        operation = stream_operation(stream.launch(EMPTY, 1, 1))
+        assert operation.estimate is not None
+        operation.estimate.seconds = seconds
+        fake.answer("cuEventQuery", NOT_READY, times=4)
+        fake.forget()
+        waiters.append(asyncio.create_task(operation.wait()))
+        await asyncio.sleep(0)
+        queries = [call for call in fake.calls("cuEventQuery") if call.arguments[0] == fake.calls()[-1].arguments[0]]
+        assert operation.done() is lingers
+        assert (len(queries) > 4) is lingers
+        fake.answer("cuEventQuery", 0, times=0)
+        await quickly(asyncio.gather(*waiters))
 
 
 async def test_signal_ends_a_long_linger(fake: Fake) -> None:
