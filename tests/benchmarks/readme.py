@@ -42,6 +42,9 @@ FIGURES = {
 #: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
+    "h100": "With the compiled core, on an H100",
+    "h100-core-compiled": "The compiled core",
+    "h100-core-python": "The core in Python, in the same hour on the same machine",
     "h200-awaits": "Awaits by asyncio.gather",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",

@@ -1,4 +1,4 @@
-"""Latencies of a service with and without frozen objects, from docs/benchmarks/h200-freeze.json."""
+"""Latencies of a service with and without frozen objects, from docs/benchmarks/h100.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .svg import Axis, Colour, Page
 
 __all__ = ["draw"]
 
-REPORT = ROOT / "docs" / "benchmarks" / "h200-freeze.json"
+REPORT = ROOT / "docs" / "benchmarks" / "h100.json"
 QUANTILES = (50, 75, 90, 95, 98, 99, 99.9)
 
 
@@ -24,7 +24,7 @@ def draw() -> str:
         596,
     )
     page.text(
-        20, 58, "one H200, a small model of PyTorch, 128 connections, each sends its next request at once", kind="note"
+        20, 58, "one H100, a small model of PyTorch, 128 connections, each sends its next request at once", kind="note"
     )
     axis = Axis(0, figures["unfrozen_p99.9_ms"], 150, 610)
     for number, quantile in enumerate(QUANTILES):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ._chain import Chain
     from ._countdown import Countdown
     from ._device_fields import DeviceFields
+    from ._enqueuing_stream import EnqueuingStream
     from ._estimate import INSTANT, Estimate
     from ._gather import Gathering, gather
     from ._launch_fields import LaunchFields
-    from ._launching_stream import LaunchingStream
     from ._lease import Lease
     from ._memory_fields import MemoryFields
     from ._native import Native
@@ -48,7 +48,7 @@ __all__ = [
     "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL",
     "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
     "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceFields",
-    "Estimate", "Gathering", "HasOperation", "LaunchFields", "LaunchingStream", "Lease", "MemoryFields", "Native",
+    "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
     "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
     "new_operation",
 ]  # fmt: skip

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..driver.protocol import native_call
-from ._calls import COMPILED, copy_context, new_object
+from ._calls import COMPILED, copy_context, new_object, next_id
 from ._native import Native
-from ._ring import next_id
 from ._state import IN_CALL, SUBMITTED
 
 if TYPE_CHECKING:

@@ -30,6 +30,11 @@ static inline long long aiocuda_read_word(aiocuda_word address) {
 
 static inline void aiocuda_add_to_word(aiocuda_word address, long count) { *(int64_t *)(uintptr_t)address += count; }
 
+static inline PyObject *aiocuda_next_id(void) {
+    static unsigned long long last = 0;
+    return PyLong_FromUnsignedLongLong(++last);
+}
+
 /* A subclass in Python is made without the search for its `__init__`. */
 static inline PyObject *aiocuda_new_object(PyObject *made) {
     static PyObject *nothing = NULL;

@@ -6,19 +6,25 @@ The compiled form has the same functions in C: see ``_compiled.pxd``. The Python
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
+from collections.abc import Callable
 from contextvars import copy_context
 from typing import TypeVar
 
 __all__ = [
     "COMPILED", "add_to_word", "call_four", "call_one", "call_three", "call_two", "copy_context", "new_object",
-    "read_word", "write_value",
+    "next_id", "read_word", "write_value",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 #: True in the compiled form.
 COMPILED = False
+
+
+#: Returns the id of a new operation.
+next_id: Callable[[], int] = itertools.count(1).__next__
 
 
 def new_object(made: type[T]) -> T:

@@ -10,7 +10,7 @@ from ._state import DONE
 if TYPE_CHECKING:
     from ..completion._queue import Queue
     from ..completion._stream_operation import StreamOperation
-    from ._launching_stream import LaunchingStream
+    from ._enqueuing_stream import EnqueuingStream
 
 __all__ = ["Chain"]
 
@@ -29,7 +29,7 @@ class Chain:
     __slots__ = ("_functions", "_names", "_queues", "_streams")
 
     def __init__(
-        self, names: Sequence[str], functions: Sequence[Callable[[Any], Any]], streams: Sequence[LaunchingStream],
+        self, names: Sequence[str], functions: Sequence[Callable[[Any], Any]], streams: Sequence[EnqueuingStream],
         queues: Sequence[Queue],
     ) -> None:  # fmt: skip
         self._names = tuple(names)

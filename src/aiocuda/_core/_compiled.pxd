@@ -7,6 +7,7 @@ cimport cython
 cdef extern from "_calls.h":
     bint COMPILED "1"
     object copy_context "PyContext_CopyCurrent"()
+    object next_id "aiocuda_next_id"()
     object new_object "aiocuda_new_object"(object)
     int call_one "aiocuda_call_one"(unsigned long long, unsigned long long)
     int call_two "aiocuda_call_two"(unsigned long long, unsigned long long, unsigned long long)
@@ -198,7 +199,8 @@ cdef class LaunchFields:
     cdef public object kernel, grid, block, shared_bytes
     cdef public long long launches
 
-cdef class LaunchingStream:
+cdef class EnqueuingStream:
+    cdef public object _hook, _transfers
     cdef public LaunchFields _launches
 
 cdef class Chain:

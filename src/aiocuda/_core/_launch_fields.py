@@ -14,7 +14,7 @@ __all__ = ["LaunchFields"]
 class LaunchFields:
     """The attributes of `aiocuda.device.streams._launches.Launches` that each launch reads: its newest launch.
 
-    `LaunchingStream.launch` compares them before it looks into `bound`: 60 ns faster than a dict.
+    `EnqueuingStream.launch` compares them before it looks into `bound`: 60 ns faster than a dict.
 
     Attributes
     ----------

@@ -6,7 +6,6 @@ It answers the common case. Everything unusual goes to one of the methods in the
 
 from __future__ import annotations
 
-import itertools
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
-from ._calls import COMPILED, copy_context
+from ._calls import COMPILED, copy_context, next_id
 from ._countdown import Countdown
 from ._estimate import INSTANT
 from ._native import Native
@@ -39,16 +38,13 @@ if TYPE_CHECKING:
     from ._estimate import Estimate
     from ._lease import Lease
 
-__all__ = ["Obstacle", "Ring", "new_operation", "next_id"]
+__all__ = ["Obstacle", "Ring", "new_operation"]
 
 #: Awaits of a stream that make no query of its newest operation after one that was in vain.
 MOST_BLIND_AWAITS = 15
 
 #: Seconds from which a query that is repeated must let signals and other threads in.
 LONG = 0.001
-
-#: Returns the id of a new operation.
-next_id = itertools.count(1).__next__
 
 
 class Obstacle:

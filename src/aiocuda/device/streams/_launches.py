@@ -56,7 +56,7 @@ class Launches(LaunchFields):
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> StreamOperation[None]:
-        """Enqueue any launch. `LaunchingStream.launch` does the same with fewer calls, where the stream has no hook."""
+        """Enqueue any launch. `EnqueuingStream.launch` does the same with fewer calls, where the stream has no hook."""
         bound = self.last
         if (
             bound is None

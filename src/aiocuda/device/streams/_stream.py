@@ -19,7 +19,7 @@ from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, ProcessLocal, SourceLine
-from ..._core import INSTANT, LaunchingStream, Operation
+from ..._core import INSTANT, EnqueuingStream, Operation
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -76,7 +76,7 @@ _LAUNCH_KEYWORDS = {
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
     launch_host_func="stream.add_callback(function) runs a function after its work",
 )
-class Stream(LaunchingStream, ProcessLocal):
+class Stream(EnqueuingStream, ProcessLocal):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
@@ -157,29 +157,12 @@ class Stream(LaunchingStream, ProcessLocal):
             return self._hook.call("upload", self._transfers.upload, array)
         return self._transfers.upload(array)
 
-    def copy(self, target: Any, source: Any, *, label: str | None = None) -> Operation[None]:
-        """Copy between host and device, or between device buffers, of one device or of two.
-
-        Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
-        The host side is what `upload` takes, and writable if it is the target. It is borrowed until the operation is
-        done.
-
-        Raises
-        ------
-        InvalidArgumentError
-            Sizes or shapes differ; the two overlap; an array is not C-contiguous, or read-only and to be written;
-            neither side is device memory.
-        InvalidTypeError
-            Dtypes differ, or something that cannot be copied.
-        BusyError
-            Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
-            the order of streams.)
-        """
+    def _copy_unusual(self, target: Any, source: Any, label: str | None) -> Operation[None]:
+        """Do a copy with a label, or by the hook of the stream."""
         if label is not None:
             return labelled(label, self.copy, target, source)
-        if self._hook is not None:
-            return self._hook.call("copy", self._transfers.copy, target, source)
-        return self._transfers.copy(target, source)
+        assert self._hook is not None
+        return self._hook.call("copy", self._transfers.copy, target, source)
 
     def download(
         self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None, *, label: str | None = None

@@ -1,4 +1,4 @@
-"""LaunchingStream: the launch of a stream."""
+"""EnqueuingStream: the launch and the copy of a stream."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ._operation import Operation
 if TYPE_CHECKING:
     from ..device.streams._hook import StreamHook
     from ..device.streams._launches import Launches
+    from ..device.streams._transfers import Transfers
     from ..kernels import Kernel
 
-__all__ = ["LaunchingStream"]
+__all__ = ["EnqueuingStream"]
 
 
-class LaunchingStream:
-    """The launch of `aiocuda.Stream`; the base class of that."""
+class EnqueuingStream:
+    """The launch and the copy of `aiocuda.Stream`; the base class of that."""
 
-    __slots__ = ("_launches",)
+    __slots__ = ("_hook", "_launches", "_transfers")
 
+    #: Runs in place of each method, if there is one: see `StreamHook`.
+    _hook: StreamHook | None
     _launches: Launches
-
-    if TYPE_CHECKING:
-        #: Runs in place of each method, if there is one: see `StreamHook`. Not in C: Python reads it more often.
-        _hook: StreamHook | None
+    _transfers: Transfers
 
     def launch(
         self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
@@ -71,7 +71,31 @@ class LaunchingStream:
         launches.launches += 1
         return operation
 
+    def copy(self, target: Any, source: Any, *, label: str | None = None) -> Operation[None]:
+        """Copy between host and device, or between device buffers, of one device or of two.
+
+        Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
+        The host side is what `upload` takes, and writable if it is the target. It is borrowed until the operation is
+        done.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Sizes or shapes differ; the two overlap; an array is not C-contiguous, or read-only and to be written;
+            neither side is device memory.
+        InvalidTypeError
+            Dtypes differ, or something that cannot be copied.
+        BusyError
+            Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
+            the order of streams.)
+        """
+        if label is not None or self._hook is not None:
+            return self._copy_unusual(target, source, label)
+        return self._transfers.copy(target, source)
+
     if TYPE_CHECKING:
+
+        def _copy_unusual(self, target: Any, source: Any, label: str | None) -> Operation[None]: ...
 
         def _launch_unusual(
             self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None,
