@@ -67,7 +67,7 @@ class BoundCall:
         operation: StreamOperation[Any] = (
             new_object(queue.operation_class) if COMPILED else queue.operation_class()
         )  # the same as `new_operation`, without its call
-        operation.id = next_id()
+        operation.id = number = next_id()
         operation.kind = self.kind
         operation.queue = queue
         if queue.after_wait:
@@ -86,6 +86,7 @@ class BoundCall:
             # The operation is in its place before the driver call: an interrupt loses nothing.
             queue.enqueued += 1
             pending.append(operation)
+            queue.newest_id = number
             idle = queue.idle_leases
             lease = idle.pop() if idle else device_state.leases.take()
             at = queue.now()
@@ -94,7 +95,7 @@ class BoundCall:
             operation.submitted_at = at
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
             lease = None  # it is the operation's now, which may be resolved in a hook
-            if not pending or pending[-1] is not operation:
+            if queue.newest_id != number:
                 queue.move_to_end(operation)
             if listeners is not None and listeners.submit:
                 queue.reports.submitted(listeners.submit, operation)

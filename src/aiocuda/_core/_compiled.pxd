@@ -132,12 +132,13 @@ cdef class Ring:
     cdef public Native _native
     cdef public int obstacles
     cdef public list idle_leases
-    cdef public long long enqueued, unmarked_wait_at, live_bytes, peak_bytes
+    cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double last_busy, last_resolved
     cdef public QueuedOperation _target
     cdef public bint _resolving
     cdef int _blind_awaits, _most_blind_awaits
+    cpdef append(self, QueuedOperation operation)
     cpdef check_loop(self)
     cpdef check(self)
     cpdef bint ends_with(self, object operation) except -1
@@ -179,7 +180,7 @@ cdef class BoundCall:
     cdef object _call, _unrecorded
     cdef Native _native
     @cython.locals(queue=Ring, device_state=DeviceFields, operation=QueuedOperation, lease=Lease, at=cython.double,
-                   idle=list)
+                   idle=list, number=cython.longlong)
     cpdef enqueue(self, object values, object keep, object label=*)
 
 cdef class BoundLaunch(BoundCall):

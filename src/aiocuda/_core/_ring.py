@@ -89,6 +89,9 @@ class Ring:
     obstacles : int
         0 if a new operation can take the short way of `BoundCall`. Its bits are the reasons for the long way of
         `submit`: the queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
+    newest_id : int
+        The id of the operation that was put into ``pending`` last. A driver call may run code of the program, such as a
+        finaliser, that enqueues another one.
     enqueued : int
         The number of operations so far, without chunks and markers.
     after_wait : bool
@@ -109,9 +112,9 @@ class Ring:
 
     __slots__ = ("__weakref__", "_blind_awaits", "_most_blind_awaits", "_native", "_poison", "_record", "_resolving",
                  "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
-                 "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "now", "obstacles",
-                 "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports", "unmarked_wait_at",
-                 "watch")  # fmt: skip
+                 "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "newest_id", "now",
+                 "obstacles", "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports",
+                 "unmarked_wait_at", "watch")  # fmt: skip
 
     if TYPE_CHECKING:
         # Set by the subclass.
@@ -134,7 +137,7 @@ class Ring:
         self._native = None if native is None else Native(native)
         self.idle_leases = reactor.device_state.leases.plain
         self.handle = handle
-        self.enqueued = 0
+        self.enqueued = self.newest_id = 0
         self.live_bytes = self.peak_bytes = 0
         self.after_wait = False
         self.unmarked_wait_at = -1
@@ -187,6 +190,11 @@ class Ring:
             and self.unmarked_wait_at != self.enqueued
             and not self.on_host
         )
+
+    def append(self, operation: StreamOperation[Any]) -> None:
+        """Put an operation behind all others."""
+        self.pending.append(operation)
+        self.newest_id = operation.id
 
     def check_loop(self) -> None:
         """Raise unless the stream's own loop is running."""
@@ -286,6 +294,7 @@ class Ring:
             self.enqueued += not ahead
             operation.submitted_at = IN_CALL
             self.pending.append(operation)
+            self.newest_id = operation.id
             listeners = self.device_state.listeners  # read once: another thread may remove the last one
             if listeners is not None:
                 self._submit_observed(listeners, operation, call, arguments)
@@ -301,7 +310,7 @@ class Ring:
                 self.return_lease(operation, lease)
                 raise
             operation.lease = lease
-            if not self.pending or self.pending[-1] is not operation:
+            if self.newest_id != operation.id:
                 self.move_to_end(operation)
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
             self.fail(operation, error)

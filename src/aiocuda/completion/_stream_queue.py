@@ -180,7 +180,7 @@ class StreamQueue(Ring):
             self.refuse_captured()
         if not self.active:
             self.reactor.activate(self)
-        self.pending.append(operation)
+        self.append(operation)
         return True
 
     # -- enqueue -------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class StreamQueue(Ring):
         """
         if operation in self.pending:  # not after a fault
             self._target = None
-            self.pending.append(operation)  # first: Ctrl-C loses nothing
+            self.append(operation)  # first: Ctrl-C loses nothing
             self.pending.remove(operation)  # the first of both
 
     def enqueue_unusual(
@@ -304,7 +304,7 @@ class StreamQueue(Ring):
             self.return_lease(operation, lease)
             raise
         operation.lease = lease
-        if not self.pending or self.pending[-1] is not operation:
+        if self.newest_id != operation.id:
             self.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
@@ -622,7 +622,7 @@ class StreamQueue(Ring):
         if operation.submitted_at == IN_CALL:
             operation.submitted_at = 0.0
         if not pending or pending[-1] is not operation:
-            pending.append(operation)
+            self.append(operation)
         if operation.status < DONE:
             operation.status = SUBMITTED
         operation.fail_in_turn(failure, error)
@@ -719,7 +719,7 @@ class StreamQueue(Ring):
         """
         operation.detached = bool(self.pending)
         if self.pending:
-            self.pending.append(operation)
+            self.append(operation)
             return
         operation.keep = None
         operation.call_on_settled()

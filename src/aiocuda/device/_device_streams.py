@@ -232,7 +232,7 @@ def _withdraw(queue: StreamQueue) -> None:
             operation.copy_out = land
             if not operation.detached:
                 operation.detached = True
-                queue.pending.append(operation)
+                queue.append(operation)
     for follower in followers:
         follower.host_queue.pump()
         follower.attend()
