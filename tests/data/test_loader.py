@@ -781,6 +781,8 @@ async def test_a_loader_is_opened_once_and_closed(device: Device) -> None:
     with pytest.raises(ClosedError, match="make another one"):
         await anext(iterator)
     await loader.aclose()
+    with pytest.raises(ClosedError, match="make another one"):
+        await loader.__aenter__()
 
 
 async def test_an_exception_in_the_block_ends_everything(device: Device) -> None:

@@ -622,7 +622,7 @@ async def test_batcher_is_used_inside_its_block_once_and_in_one_loop() -> None:
     with pytest.raises(BusyError, match="async with"):
         batcher.submit_nowait(1)
     await batcher.aclose()
-    with pytest.raises(BusyError, match="entered once"):
+    with pytest.raises(ClosedError, match="make another one"):
         await batcher.__aenter__()
     async with MicroBatcher(doubled, max_batch_size=1) as batcher:
         with pytest.raises(BusyError, match="entered once"):

@@ -338,7 +338,9 @@ class DataLoader(ProcessLocal):
         return self._resources
 
     async def __aenter__(self) -> Self:
-        if self._closed or self._is_opening or self._resources is not None:
+        if self._closed:
+            raise ClosedError("this loader has been closed: make another one")
+        if self._is_opening or self._resources is not None:
             raise BusyError("a loader is entered once: make another one")
         self._loop = check_loop(self, self._loop, self.device)
         resources = LoaderResources(self.device, self._options, self._meter, self._payload)

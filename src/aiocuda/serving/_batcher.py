@@ -497,7 +497,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     # -- open and close ------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._closing or self._loop is not None:
+        if self._closing:
+            raise ClosedError("this batcher has been closed: make another one")
+        if self._loop is not None:
             raise BusyError("a batcher is entered once: make another one")
         self._places = Places(self.device, self._options.max_concurrent_batches)
         self._loop = asyncio.get_running_loop()
