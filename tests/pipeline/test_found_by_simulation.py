@@ -154,3 +154,33 @@ def test_items_that_end_with_their_device_are_not_reported(branches: int, second
     with contextlib.suppress(InterruptedError):
         in_virtual_time(main, policy="balanced")
     assert told == []
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_failure_is_told_if_the_consumer_is_cancelled_while_the_streams_close(turns: int) -> None:
+    """The cancellation replaced the failure, which was on its way to the consumer, and nothing reported it."""
+    raised: list[int] = []
+
+    async def main(device: Device, told: list[BaseException]) -> None:
+        failing = asyncio.Event()
+
+        def fill_and_tell(slot: Slot) -> Operation[Any]:
+            operation = fill(slot)
+            operation.add_done_callback(lambda _: failing.set())
+            return operation
+
+        async def consume() -> None:
+            try:
+                async for _ in Pipeline(device, [Stage("fill", fill_and_tell)]).run([1]):
+                    pass
+            except aiocuda.errors.DriverError as error:
+                raised.append(error.code)
+
+        task = asyncio.create_task(consume())
+        await failing.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert refused("fill", 1, main) + raised == [802]

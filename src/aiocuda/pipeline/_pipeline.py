@@ -212,7 +212,7 @@ class Pipeline(ProcessLocal):
                     if isinstance(error, LEAVES_LOOP):
                         raise
                     failure = combine(failures, "items of the pipeline")
-                    failures.clear()  # they are raised, and need no report
+                    failures[:] = [failure]  # reported if a cancellation replaces it, while the streams are closed
                     raise failure from failure.__cause__
                 await run.close()
         except BaseException as error:
