@@ -16,7 +16,7 @@ MOST = {
     "launch": 4,
     "empty and free": 17,
     "coordinator.compute": 22,
-    "item of three stages": 66,
+    "item of three stages": 65,
 }
 
 
@@ -24,7 +24,7 @@ MOST = {
 @pytest.mark.asyncio
 async def test_hot_paths_make_at_most_so_many_calls() -> None:
     counted: dict[str, int] = {}
-    for _ in range(20):  # a busy machine adds calls: timers run, and awaits suspend
+    for _ in range(20):  # a busy machine adds calls: the timers of the event loop run
         for name, (steps, times) in (await count_steps()).items():
             calls = int(steps.total / times)
             counted[name] = min(calls, counted.get(name, calls))
