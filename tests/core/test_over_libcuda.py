@@ -281,7 +281,7 @@ async def test_full_stream_makes_no_call(fake: Fake) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "others_wait", "lingers"),
-    [(0.1, False, True), (2.0, False, True), (2.0, True, False), (9.0, False, False)],
+    [(0.1, False, True), (2.0, False, True), (2.0, True, False), (5.0, False, False), (9.0, False, False)],
 )
 async def test_await_lingers_up_to_the_predicted_end(
     fake: Fake, seconds: float, others_wait: bool, lingers: bool

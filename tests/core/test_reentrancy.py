@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiocuda
 from aiocuda import Operation, Stream
-from aiocuda._core import _memory_fields
+from aiocuda._core import BoundCall, _memory_fields
 from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from tests.completion.interrupts import sweep
-from tests.helpers import Peer, block_until, open_peer, quickly, until
+from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -350,3 +353,33 @@ async def test_a_million_operations_leave_nothing() -> None:
             blocks.append(sys.getallocatedblocks())
         assert device.statistics().submitted >= 1_000_000
         assert blocks[-1] - blocks[1] < 2_000, blocks
+
+
+@pytest.mark.python_core
+@pytest.mark.parametrize("line", ["pending.append(operation)", "idle = queue.idle_leases", "queue.newest_id = number"])
+async def test_order_if_code_enqueues_between_two_lines(stream: Stream, line: str) -> None:
+    """A signal handler, or from Python 3.12 on a finaliser, runs between two lines of the core in Python.
+
+    Its operation reaches the device first, so it is the first of the queue: else its event would prove too much.
+    """
+    buffer = stream.empty(64, np.uint32)
+    for _ in range(3):
+        await quickly(stream.launch(AFFINE, 1, 32, buffer, 64, 1, 0))
+    code = BoundCall.enqueue.__code__
+    source, start = inspect.getsourcelines(BoundCall.enqueue)
+    (at,) = [start + number for number, text in enumerate(source) if text.strip().startswith(line)]
+    others: list[Operation[Any]] = []
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if frame.f_code is code and event == "line" and frame.f_lineno == at and not others:
+            sys.settrace(None)
+            others.append(stream.launch(AFFINE, 1, 32, buffer, 64, 1, 0))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        operation = stream.launch(AFFINE, 1, 32, buffer, 64, 1, 0)
+    finally:
+        sys.settrace(None)
+    assert list(stream._queue.pending) == [*others, operation]  # the loop has not turned: nothing is resolved
+    await quickly(stream.synchronize())

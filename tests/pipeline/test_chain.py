@@ -10,6 +10,7 @@ import pytest
 
 from aiocuda import Device, Operation, Pipeline, Slot, Stage
 from aiocuda._core import Chain
+from aiocuda.completion._stream_queue import StreamQueue
 from tests.helpers import AFFINE
 from tests.pipeline.steps import SIZE, assert_quiet, down, stages, triple, up, values
 
@@ -152,3 +153,25 @@ async def test_interrupt_in_a_stage_leaves_the_loop(device: Device) -> None:
     with pytest.raises(KeyboardInterrupt):
         await values(pipeline, range(ITEMS))
     assert await values(pipeline, range(3)) in ([1, 4, 7], [])
+
+
+@pytest.mark.python_core
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_interrupt_behind_a_stage_names_that_stage(
+    device: Device, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """Ctrl-C after a function has returned, and before the chain has found the end of its work."""
+    ends_with, name = StreamQueue.ends_with, stages()[place].name
+    interrupts = False
+
+    def interrupted(queue: StreamQueue, operation: object) -> bool:
+        if interrupts and queue.name == name:
+            raise KeyboardInterrupt
+        return ends_with(queue, operation)
+
+    monkeypatch.setattr(StreamQueue, "ends_with", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        async for result in Pipeline(device, stages()).run(range(ITEMS)):
+            interrupts = int(result[0]) > 3 * (ITEMS // 2)
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"in stage {name!r} of item ")

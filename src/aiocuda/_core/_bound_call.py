@@ -85,8 +85,8 @@ class BoundCall:
         try:
             # The operation is in its place before the driver call: an interrupt loses nothing.
             queue.enqueued += 1
+            queue.newest_id = number  # first: a signal handler may enqueue between the two lines
             pending.append(operation)
-            queue.newest_id = number
             idle = queue.idle_leases
             lease = idle.pop() if idle else device_state.leases.take()
             at = queue.now()

@@ -20,13 +20,18 @@ class Chain:
 
     It is the hot half of a pipeline's item: each function is that of a stage. The slot is what they take.
 
+    Attributes
+    ----------
+    position : int
+        Of the function that was called last, or was about to be: if it has raised, the failure is its own.
+
     Parameters
     ----------
     names, functions, streams, queues
         Of each stage; the queues are those of the streams.
     """
 
-    __slots__ = ("_functions", "_names", "_queues", "_streams")
+    __slots__ = ("_functions", "_names", "_queues", "_streams", "position")
 
     def __init__(
         self, names: Sequence[str], functions: Sequence[Callable[[Any], Any]], streams: Sequence[EnqueuingStream],
@@ -36,6 +41,7 @@ class Chain:
         self._functions = tuple(functions)
         self._streams = tuple(streams)
         self._queues: tuple[Any, ...] = tuple(queues)
+        self.position = 0
 
     def enqueue(self, start: int, slot: Any, ends: list[StreamOperation[Any] | None], returned: dict[str, Any]) -> int:
         """Call the functions from a position on, until one is unusual.
@@ -54,6 +60,7 @@ class Chain:
         """
         names, queues = self._names, self._queues
         for position in range(start, len(names)):
+            self.position = position
             queue = queues[position]
             if position:
                 end = ends[position - 1]

@@ -206,6 +206,7 @@ cdef class EnqueuingStream:
 
 cdef class Chain:
     cdef tuple _functions, _names, _queues, _streams
+    cdef public Py_ssize_t position
     @cython.locals(names=tuple, queues=tuple, queue=Ring, end=QueuedOperation, position=cython.Py_ssize_t)
     cpdef Py_ssize_t enqueue(self, Py_ssize_t start, object slot, list ends, dict returned) except -1
 

@@ -193,8 +193,8 @@ class Ring:
 
     def append(self, operation: StreamOperation[Any]) -> None:
         """Put an operation behind all others."""
-        self.pending.append(operation)
         self.newest_id = operation.id
+        self.pending.append(operation)
 
     def check_loop(self) -> None:
         """Raise unless the stream's own loop is running."""
@@ -293,8 +293,8 @@ class Ring:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
             self.enqueued += not ahead
             operation.submitted_at = IN_CALL
+            self.newest_id = operation.id  # first: a signal handler may enqueue between the two lines
             self.pending.append(operation)
-            self.newest_id = operation.id
             listeners = self.device_state.listeners  # read once: another thread may remove the last one
             if listeners is not None:
                 self._submit_observed(listeners, operation, call, arguments)
@@ -459,7 +459,11 @@ class Ring:
                     longest /= 2  # other tasks wait, too: they go on while the loop turns
                 estimate = operation.estimate
                 seconds = None if estimate is None else estimate.seconds
-                if seconds is None or max(operation.submitted_at, self.last_resolved) + seconds > now + longest:
+                # Operations before this one may be unresolved, so a long one is never awaited here: its prediction is
+                # then in the past.
+                if seconds is None or seconds > 2 * longest:
+                    return
+                if max(operation.submitted_at, self.last_resolved) + seconds > now + longest:
                     return
                 until = now + longest
                 # Calls in C let no signal and no other thread in.

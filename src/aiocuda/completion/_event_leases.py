@@ -68,4 +68,6 @@ class EventLeases:
         self._closed = True
         for idle in (self.plain, self._timed):
             while idle:
-                self._driver.event_destroy(idle.pop().handle)
+                lease = idle.pop()
+                lease.word = 0  # a stream of another device that would wait for it finds out that it is gone
+                self._driver.event_destroy(lease.handle)

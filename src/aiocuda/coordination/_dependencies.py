@@ -126,8 +126,8 @@ class DependencyGraph:
 
     def _put_poison(self, block: Block, unwritten: list[tuple[int, int]], failure: RootFailure) -> None:
         poison = block.poisoned()
-        ranges = poison[self]
         self._poisoned.add(block)
+        ranges = poison[self]
         for start, stop in unwritten:
             ranges.put(start, stop, failure)
 

@@ -160,7 +160,7 @@ class PipelineItem:
                     try:
                         position = chain.enqueue(position, self.slot, ends, returned)
                     except BaseException as error:  # noqa: BLE001 - raised with a note
-                        raise self._noted(error, len(returned))  # noqa: B904 - it has its cause
+                        raise self._noted(error, chain.position)  # noqa: B904 - it has its cause
                     if position == count:
                         break
                 stage = stages[position]
