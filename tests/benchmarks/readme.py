@@ -43,8 +43,6 @@ FIGURES = {
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
     "h100": "With the compiled core, on an H100",
-    "h100-core-compiled": "The compiled core",
-    "h100-core-python": "The core in Python, in the same hour on the same machine",
     "h200-awaits": "Awaits by asyncio.gather",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",

@@ -302,11 +302,12 @@ async def test_await_lingers_up_to_the_predicted_end(
         operation = stream_operation(stream.launch(EMPTY, 1, 1))
         assert operation.estimate is not None
         operation.estimate.seconds = seconds
+        event = fake.calls("cuEventRecord")[-1].arguments[0]
         fake.answer("cuEventQuery", NOT_READY, times=4)
         fake.forget()
         waiters.append(asyncio.create_task(operation.wait()))
         await asyncio.sleep(0)
-        queries = [call for call in fake.calls("cuEventQuery") if call.arguments[0] == fake.calls()[-1].arguments[0]]
+        queries = [call for call in fake.calls("cuEventQuery") if call.arguments[0] == event]
         assert operation.done() is lingers
         assert (len(queries) > 4) is lingers
         fake.answer("cuEventQuery", 0, times=0)

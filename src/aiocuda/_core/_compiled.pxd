@@ -159,6 +159,8 @@ cdef class Ring:
     @cython.locals(lease=Lease, device_state=DeviceFields, guarded=cython.bint, now=cython.double, until=cython.double,
                    longest=cython.double, estimate=Estimate)
     cpdef linger(self, QueuedOperation operation, object gathered=*)
+    @cython.locals(longest=cython.double, estimate=Estimate)
+    cdef double _patience(self, QueuedOperation operation, double now) except -1
     @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
     cdef _resolve_oldest(self, QueuedOperation operation)
     @cython.locals(listened=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,

@@ -422,9 +422,7 @@ class Ring:
                 return count
         return 0
 
-    def linger(  # noqa: C901 - each part that moved to a method would cost a call
-        self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()
-    ) -> None:
+    def linger(self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()) -> None:
         """Query the event of an operation; if its end is predicted within microseconds, repeat the query until then.
 
         The other operations need no query: those before it are done when it is, and later ones are not awaited here.
@@ -454,20 +452,11 @@ class Ring:
                 guarded = True  # `end_queries` follows only a successful `begin_queries`
             if not (self._is_done(lease) if COMPILED else query(handle)):
                 now = self.last_busy = driver.now()
-                longest = device_state.linger
-                if self.reactor.attended:
-                    longest /= 2  # other tasks wait, too: they go on while the loop turns
-                estimate = operation.estimate
-                seconds = None if estimate is None else estimate.seconds
-                # Operations before this one may be unresolved, so a long one is never awaited here: its prediction is
-                # then in the past.
-                if seconds is None or seconds > 2 * longest:
+                until = self._patience(operation, now)
+                if not until:
                     return
-                if max(operation.submitted_at, self.last_resolved) + seconds > now + longest:
-                    return
-                until = now + longest
                 # Calls in C let no signal and no other thread in.
-                while not (self._is_done(lease) if COMPILED and longest < LONG else query(handle)):
+                while not (self._is_done(lease) if COMPILED and device_state.linger < LONG else query(handle)):
                     now = self.last_busy = driver.now()
                     if now > until:
                         return
@@ -484,6 +473,22 @@ class Ring:
             self._resolve_oldest(operation)
         else:
             self.resolve_to(operation)
+
+    def _patience(self, operation: StreamOperation[Any], now: float) -> float:
+        """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
+        longest = self.device_state.linger
+        if self.reactor.attended:
+            longest /= 2  # other tasks wait, too: they go on while the loop turns
+        estimate = operation.estimate
+        seconds = None if estimate is None else estimate.seconds
+        # A long operation is never awaited in this way: if those before it are unresolved, its prediction is past.
+        if (
+            seconds is None
+            or seconds > 2 * longest
+            or max(operation.submitted_at, self.last_resolved) + seconds > now + longest
+        ):
+            return 0.0
+        return now + longest
 
     # -- resolve -------------------------------------------------------------------------------------------------------
 
