@@ -16,7 +16,7 @@ MOST = {
     "launch": 4,
     "empty and free": 17,
     "coordinator.compute": 22,
-    "item of three stages": 65,
+    "item of three stages": 66,
 }
 
 
