@@ -314,6 +314,24 @@ async def test_await_lingers_up_to_the_predicted_end(
         await quickly(asyncio.gather(*waiters))
 
 
+async def test_await_behind_long_operations_does_not_linger(fake: Fake) -> None:
+    """Those before it are unresolved, so the predicted end of a long operation is in the past, and says nothing."""
+    policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=3.0)
+    async with opened(fake, policy=policy) as device:
+        stream = device.stream()
+        await quickly(stream.launch(EMPTY, 1, 1))
+        operation = stream_operation(stream.launch(EMPTY, 1, 1))
+        assert operation.estimate is not None
+        operation.estimate.seconds = 9.0
+        operation.submitted_at = stream._queue.last_resolved = time.monotonic() - 100
+        fake.answer("cuEventQuery", NOT_READY, times=4)
+        fake.forget()
+        waiter = asyncio.create_task(operation.wait())
+        await asyncio.sleep(0)
+        assert len(fake.calls("cuEventQuery")) == 1
+        await quickly(waiter)
+
+
 async def test_signal_ends_a_long_linger(fake: Fake) -> None:
     """Queries in C run no bytecode, so a `linger` of half a second would delay Ctrl-C for that time."""
 
