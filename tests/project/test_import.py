@@ -16,7 +16,7 @@ from tests.project.tree import SOURCE
 
 pytestmark = pytest.mark.slow
 
-#: Required packages. The import time of aiocuda is measured without them.
+#: Required packages. The import time of aiocuda is measured without them, and compared with theirs.
 REQUIRED = "import anyio, numpy, structlog"
 
 
@@ -44,10 +44,18 @@ def fresh(program: str, **environment: str) -> Any:
     ],
 )
 def test_import_time_without_the_required_packages(use: str) -> None:
-    # Processor time, which other processes do not increase.
-    program = f"import json, time; {REQUIRED}; start = time.process_time(); {use}; print(time.process_time() - start)"
+    # Processor time, which other processes do not increase, in times of what the required packages take: about a third
+    # on a slow machine and on a quick one.
+    program = f"""
+        import json, time
+        began = time.process_time()
+        {REQUIRED}
+        required = time.process_time()
+        {use}
+        print((time.process_time() - required) / (required - began))
+        """
     fresh(program)  # the first run may write bytecode
-    assert statistics.median(fresh(program) for _ in range(5)) < 0.150
+    assert statistics.median(fresh(program) for _ in range(5)) < 0.45
 
 
 def test_import_changes_nothing_in_the_process() -> None:

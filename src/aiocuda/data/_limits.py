@@ -27,6 +27,10 @@ COMPUTES: Final = 0.8
 #: The most workers to recommend, in times of the present number. A thread costs little, a process has its own memory.
 MOST_GROWTH: Final[dict[Executor, int]] = {"thread": 8, "process": 4}
 
+#: Of workers that wait, at least so many are recommended, in times of the present number, even if the loop then uses a
+#: whole processor: a worker that waits takes none from it.
+LEAST_GROWTH: Final = 4
+
 #: Decoding may take longer than its mean by this share, and does not limit the loader: times vary, and other programs
 #: use the processors, too.
 RESERVE: Final = 0.5
@@ -102,7 +106,13 @@ class Times(NamedTuple):
     @property
     def waits(self) -> bool:
         """True if decoding waits for files or the network, and not for the GIL or for a processor."""
-        return self.computing < WAITS and not self.may_share_gil
+        return self.computing < WAITS and (not self.may_share_gil or self._waits_elsewhere)
+
+    @property
+    def _waits_elsewhere(self) -> bool:
+        """True if other waits than those for the GIL, which last only while it is taken, are a third of decoding."""
+        decode = self.decode / self.workers
+        return self.gil is not None and decode - self.cpu / self.workers - self.gil * self.wall >= decode / 3
 
 
 def limit_of(times: Times, available: int) -> Limit:
@@ -165,12 +175,17 @@ def _needed(decode: float, others: float) -> int:
 
 
 def _most_workers(times: Times, share: float, available: int) -> int:
-    """Return as many workers as the processors and the GIL are enough for. The present ones decode for that share."""
+    """Return as many workers as the processors and the GIL are enough for. The present ones decode for that share.
+
+    Of workers that wait, at least `LEAST_GROWTH` times as many, unless the processors are busy.
+    """
     most = float(MOST_GROWTH[times.executor] * times.workers)
     if times.at_work:
         most = min(most, round(times.workers * available * share / times.at_work))
     if times.gil and not times.waits:
         most = min(most, times.workers / times.gil)
+    if times.waits and times.at_work < BUSY * available:
+        most = max(most, LEAST_GROWTH * times.workers)
     return int(most)
 
 
