@@ -399,8 +399,8 @@ def any_statistics(chance: random.Random) -> LoaderStats:
         ({"workers": 2, "decode_seconds": 2.0, "decode_cpu_seconds": 1.0, "gil_share": 0.1},
          4, "decode", 8, "thread", "and not if it waits for a processor. To find out, look at `top`"),
         # waits, beside a loop that has the GIL for half of the time
-        ({"workers": 2, "decode_seconds": 1.9, "decode_cpu_seconds": 0.04, "process_cpu_seconds": 0.6, "gil_share": 0.5},
-         2, "decode", 8, "thread", "waits for 98% of its time: more workers= help, also more than there are processors"),
+        ({"workers": 2, "decode_seconds": 1.9, "decode_cpu_seconds": 0.04, "process_cpu_seconds": 0.6, "gil_share": .5},
+         2, "decode", 8, "thread", "waits for 98% of its time: more workers= help, also more than there are"),
         # all processors are used, by decoding or by threads of a library
         ({"workers": 4, "decode_seconds": 4.0, "decode_cpu_seconds": 3.97, "gil_share": 0.1},
          4, "decode", 4, "thread", "uses 4.0 of 4 processors: only a quicker decode="),
