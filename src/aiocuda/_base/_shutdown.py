@@ -14,7 +14,7 @@ from ._types import SourceLine
 
 __all__ = [
     "DRAIN_TIMEOUT", "DrainDeadline", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
-    "warn_unfinished",
+    "note_cancelled", "shield", "warn_unfinished",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -31,13 +31,13 @@ async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
     # Not `ensure_future`: without a running loop, in a generator that is collected, it uses a loop that never runs.
     task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
-    with _shield():
+    with shield():
         while not task.done():
             try:
                 await asyncio.wait({task})
             except asyncio.CancelledError as error:
                 cancelled = error
-    _note_cancelled(task)
+    note_cancelled(task)
     if cancelled is not None:
         raise cancelled
     return task.result()
@@ -56,13 +56,13 @@ async def finish_within(
     began = loop.time()
     deadline = began if must_end_now() else began + seconds
     cancelled: asyncio.CancelledError | None = None
-    with _shield():
+    with shield():
         while not task.done() and loop.time() < deadline:
             try:
                 await asyncio.wait({task}, timeout=deadline - loop.time())
             except asyncio.CancelledError as error:
                 cancelled = error
-    _note_cancelled(task)
+    note_cancelled(task)
     if not task.done() or task.cancelled():
         task.cancel()
         return "interrupted" if loop.time() < began + seconds else "late", cancelled
@@ -89,12 +89,12 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float | None 
             if task in late:
                 task.cancel()
         if late:
-            with _shield():
+            with shield():
                 await asyncio.gather(*tasks, return_exceptions=True)
     return late
 
 
-def _shield() -> contextlib.AbstractContextManager[object]:
+def shield() -> contextlib.AbstractContextManager[object]:
     """Return a block in which no anyio scope cancels the current task; `asyncio.Task.cancel` still does.
 
     A cancelled scope cancels its tasks in every iteration of the loop, until they leave the scope. A task that keeps
@@ -103,8 +103,8 @@ def _shield() -> contextlib.AbstractContextManager[object]:
     scope: Any = getattr(sys.modules.get("anyio"), "CancelScope", None)  # None if the program does not use anyio
     if scope is None or asyncio.current_task() is None:
         return contextlib.nullcontext()
-    shield: contextlib.AbstractContextManager[object] = scope(shield=True)
-    return shield
+    block: contextlib.AbstractContextManager[object] = scope(shield=True)
+    return block
 
 
 def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
@@ -121,7 +121,7 @@ def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
 _must_end_now: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
-def _note_cancelled(work: asyncio.Task[Any]) -> None:
+def note_cancelled(work: asyncio.Task[Any]) -> None:
     """Note that the loop is ending if the work was cancelled: no other code has this task, so only the loop can."""
     waiting = asyncio.current_task()
     if work.cancelled() and waiting is not None:

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from .._base._arrays import check_alike
 from .._base._checks import check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
-from .._base._types import ProcessLocal
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
 from ..device import Device, Event
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
-from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, resources_of
+from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
@@ -73,7 +74,7 @@ class CoordinatorStatistics(NamedTuple):
     deadlocks: int
 
 
-class AsyncCoordinator(ProcessLocal):
+class AsyncCoordinator(Owner):
     """Orders operations on the device, over as many streams as needed.
 
     Each method registers an operation and returns it immediately as a `Node`, which can be awaited. The operation waits
@@ -131,6 +132,11 @@ class AsyncCoordinator(ProcessLocal):
         self.device = device
         self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
+        self._scope = Scope(
+            self, "this coordinator", "make one in each, share the device",
+            "make another one by aiocuda.AsyncCoordinator(device)",
+            wrong_loop=resources_of(device).device_state.wrong_loop,
+        )  # fmt: skip
         self._scheduler = Scheduler(device, max_in_flight, streams, timeout)
         self._extents: set[Any] = set()  # grids and blocks that were checked before
         #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
@@ -460,21 +466,27 @@ class AsyncCoordinator(ProcessLocal):
         that no waiter has received. If this call is cancelled, the coordinator is left as by an exception from
         ``async with``.
         """
-        scheduler = self._scheduler
-        if not scheduler.closed:
-            scheduler.check_loop()
-            scheduler.refuse()
-            try:
-                await scheduler.drain()
-                await scheduler.close()
-            except BaseException:
-                scheduler.leave()
-                raise
-        failures = scheduler.read_all()
+        await self._end(None)
+        failures = self._scheduler.read_all()
         if failures:
             raise _combined(failures)
 
+    async def _end(self, kind: type[BaseException] | None) -> None:
+        if not self._scope.closed:
+            self._scheduler.check_loop()  # which binds it to the loop at its first use
+        await self._scope.exit(kind)
+
+    async def _drain(self) -> None:
+        await self._scheduler.drain()
+        await self._resources.streams.drain([queue_of(stream) for stream in self._scheduler.streams.all()])
+
+    async def _release(self, outcome: Outcome) -> None:
+        if outcome == "done" or not self._resources.closing:  # a device that closes waits for its operations
+            self._scheduler.leave()
+
     async def __aenter__(self) -> Self:
+        if self._scope.closing:
+            raise self._scope.closed_error()
         self._scheduler.check()
         return self
 
@@ -484,8 +496,7 @@ class AsyncCoordinator(ProcessLocal):
         if error is None:
             await self.aclose()
             return
-        if not (self._scheduler.closed or self._resources.closing):  # a device that closes waits for its operations
-            self._scheduler.leave()
+        await self._end(kind)
         failures = [failure for failure in self._scheduler.read_all() if failure is not error]
         if not failures:
             return

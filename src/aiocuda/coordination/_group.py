@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar, overload
 
 from .._base._checks import is_function, several
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks
-from .._base._types import Priority, ProcessLocal
+from .._base._types import Priority
 from .._base._user_code import call
 from ..completion import Operation
 from ..device import Device
-from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError, WrongLoopError
 from ..lowlevel import owned, prepare_join, queue_of, resources_of
 from ..stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
@@ -26,7 +28,7 @@ T = TypeVar("T")
 MOST_STREAMS = 1024
 
 
-class StreamGroup(ProcessLocal):
+class StreamGroup(Owner):
     """Named streams of one device, with permanent dependencies between them and barriers over all of them.
 
     ::
@@ -65,9 +67,13 @@ class StreamGroup(ProcessLocal):
                 kind = CheckedGroupStream if isinstance(stream, CheckedStream) else GroupStream
                 self._streams[name] = kind(stream)
             except BaseException:
-                self._leave()
+                self._leave_streams()
                 raise
-        self._loop = asyncio.get_running_loop()
+        self._scope = Scope(
+            self, "this group", "make a group in each loop, share the device",
+            "make another one by aiocuda.StreamGroup(device, names)", loop=asyncio.get_running_loop(),
+            wrong_loop=self._resources.device_state.wrong_loop,
+        )  # fmt: skip
         self._join = prepare_join([queue_of(stream) for stream in self])
 
     @property
@@ -95,7 +101,7 @@ class StreamGroup(ProcessLocal):
         try:
             return self._join()
         except WrongLoopError:
-            self._check_loop()  # the same error, for the group instead of its first stream
+            self._scope.check_loop()  # the same error, for the group instead of its first stream
             raise
 
     @overload
@@ -118,7 +124,7 @@ class StreamGroup(ProcessLocal):
         """
         if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
-        self._check_loop()
+        self._scope.check_loop()
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
         await end_tasks(tasks)
         failures: list[BaseException] = []
@@ -140,7 +146,7 @@ class StreamGroup(ProcessLocal):
 
         ``operation.stream`` is the stream. For one stream, use ``group[name].add_callback(fn)``.
         """
-        self._check_loop()
+        self._scope.check_loop()
         return [stream.add_callback(fn) for stream in self]
 
     def __getitem__(self, key: str | int | GroupStream) -> GroupStream:
@@ -173,31 +179,30 @@ class StreamGroup(ProcessLocal):
         WrongLoopError
             The group belongs to another event loop. The call changes nothing.
         """
-        self._check_loop()
-        await self._resources.streams.close_all([queue_of(stream) for stream in self])
+        await self._scope.aclose()
 
-    def _leave(self) -> None:
+    def _refuse(self) -> None:
+        for stream in self:
+            self._resources.streams.refuse(queue_of(stream))
+
+    async def _drain(self) -> None:
+        await self._resources.streams.drain([queue_of(stream) for stream in self])
+
+    async def _release(self, outcome: Outcome) -> None:
+        self._leave_streams()
+
+    def _leave_streams(self) -> None:
         for stream in self:
             self._resources.streams.leave(queue_of(stream))
 
-    def _check_loop(self) -> None:
-        if asyncio._get_running_loop() is not self._loop:
-            raise self._resources.device_state.wrong_loop(
-                self._loop, "this group", "make a group in each loop, share the device"
-            )
-
     async def __aenter__(self) -> Self:
-        self._check_loop()
-        if all(stream.closed for stream in self):
-            raise ClosedError("this group has been closed: make another one by aiocuda.StreamGroup(device, names)")
+        self._scope.enter()
+        if all(stream.closed for stream in self):  # with the device
+            raise self._scope.closed_error()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            self._check_loop()
-            self._leave()
+        await self._scope.exit(kind)
 
     def __repr__(self) -> str:
         return f"<StreamGroup {', '.join(self._streams)} on {self._device.name}>"

@@ -853,21 +853,13 @@ class Scheduler:
             for node in list(self.waiting)
         )
 
-    async def close(self) -> None:
-        """Close the streams. All nodes have finished."""
-        self.closed = True
-        self._abandon_unentered()
-        self._abandon_unrecorded()
-        self.detector.stop()
-        self.graph.clear()
-        for stream in self.streams.all():
-            await stream.aclose()
-
     def leave(self) -> None:
         """Close without waiting: abandon the nodes that have not been submitted, and cancel the host functions.
 
-        Submitted operations continue. Tasks that wait for abandoned nodes get a `ClosedError`.
+        Submitted operations continue. Tasks that wait for abandoned nodes get a `ClosedError`. Idempotent.
         """
+        if self.closed:
+            return
         self.closing = self.closed = True
         self.streams.refuse()
         self._abandon_unentered()

@@ -105,6 +105,13 @@ class DeviceStreams:
         """Wait until the device has finished with all operations so far. Their failures stay unread."""
         await own_queue(queue).settle()
 
+    @staticmethod
+    async def drain(streams: Sequence[Queue]) -> None:
+        """Wait until the device has finished with all work of the streams, which refuse new work."""
+        for queue in map(own_queue, streams):
+            while not (queue.ended or queue.idle):
+                await queue.settle()
+
     async def close(self, queue: StreamQueue) -> None:
         """Refuse new work, wait for what was accepted, then destroy the stream. A cancelled wait leaves it."""
         if queue.ended:
@@ -213,15 +220,16 @@ def _withdraw(queue: StreamQueue) -> None:
 
     A download that has begun keeps its place until no thread writes its array any more.
     """
-    if queue.host_queue.entries and not queue.pending:
+    if not queue.host_queue.entries:
+        queue.host_queue.followers = {}
+        return
+    if not queue.pending:
         queue.submit_marker()  # so that they pass after the allocations that were made for them
     followers = [each for each in queue.host_queue.followers if each.host_queue.entries]  # others were left, too
     queue.host_queue.followers = {}
     withdrawn = list(queue.host_queue.entries)
     landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
     queue.withdraw_all()
-    if not withdrawn:
-        return
     error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
     poison = Poison(error, queue.loop, repr(withdrawn[0]))
     poison.reported = not followers  # the code that leaves knows of the failure; waiters in other streams may not

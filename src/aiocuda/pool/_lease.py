@@ -78,14 +78,14 @@ class LeasedStream(StreamView):
         if self._holder is not None:
             place.remove_holder(self._holder)
             self._holder = None
-        self._refuse(self._stale)
+        self._refuse_with(self._stale)
         self._on_release(place, workload, self._began)
 
     def _check(self) -> None:
         if self._returned:
             raise self._stale()
 
-    def _refuse(self, error: Callable[[], AiocudaError]) -> None:
+    def _refuse_with(self, error: Callable[[], AiocudaError]) -> None:
         """Make every method raise this error from now on, and every other use of the stream's queue.
 
         This costs nothing while the lease lasts.
@@ -116,7 +116,7 @@ class LeasedStream(StreamView):
         queue = self._place.queue
         queue.check_loop()
         self._closing = True
-        self._refuse(self._closing_error)
+        self._refuse_with(self._closing_error)
         try:
             await resources_of(self.device).streams.settle(queue)
         finally:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from .._base._checks import check_integer, check_seconds, check_timeout, flag
-from .._base._types import Priority, ProcessLocal, SourceLine
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
+from .._base._types import Priority, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
 from .._base._wakeups import Wakes
 from ..completion import Operation
 from ..device import Device
-from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
+from ..errors import AiocudaError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..lowlevel import owned, resources_of
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
@@ -50,7 +52,7 @@ class StreamPoolStatistics(NamedTuple):
     workloads: Mapping[Workload, WorkloadStatistics]  #: durations of the leases whose operations have ended
 
 
-class StreamPool(ProcessLocal):
+class StreamPool(Owner):
     """Streams of one device, leased to the coroutines of one event loop.
 
     Several shared leases may use one stream; a request for a shared lease waits only if all streams are leased
@@ -98,6 +100,11 @@ class StreamPool(ProcessLocal):
         self._resources = resources_of(device)
         self._resources.loop_state()  # raises if the device is closed, or has failed
         self._loop = asyncio.get_running_loop()
+        self._scope = Scope(
+            self, "this pool", "make a pool in each loop, share the device",
+            "make another one by aiocuda.StreamPool(device)", loop=self._loop,
+            wrong_loop=self._resources.device_state.wrong_loop,
+        )  # fmt: skip
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
         self._made_at = SourceLine.of_caller()
@@ -107,7 +114,6 @@ class StreamPool(ProcessLocal):
         self._watch = DeviceWatch(self._check_waiters)
         self._numbers = itertools.count()
         self._generations = itertools.count(1)
-        self._closed = False
         self._shrink_scheduled = False
         self._prioritised = False  # True after a request with another priority than "normal"
         self._peak = self._made = self._closed_streams = self._leased = self._waited = 0
@@ -249,7 +255,7 @@ class StreamPool(ProcessLocal):
         place.leases -= 1
         place.exclusive = False
         place.used_at = self._device.driver.now()
-        if not self._closed:
+        if not self._scope.closing:
             self._schedule_shrink()
 
     def _serve(self) -> None:
@@ -305,7 +311,7 @@ class StreamPool(ProcessLocal):
     def _shrink(self) -> None:
         """Close streams that were idle for `keep_seconds`, and check again later if there are more than the minimum."""
         self._shrink_scheduled = False
-        if self._closed or self._device.closed or self._device.driver.fault is not None:
+        if self._scope.closing or self._device.closed or self._device.driver.fault is not None:
             return
         now = self._device.driver.now()
         for place in sorted(self._places, key=lambda place: place.used_at):
@@ -369,41 +375,32 @@ class StreamPool(ProcessLocal):
         `ClosedError`. If the wait is cancelled, the pool withdraws the operations that are still on the host and
         closes without waiting.
         """
-        self._check_loop()
-        self._refuse()
-        await self._resources.streams.close_all([place.queue for place in self._places])
+        await self._scope.aclose()
 
     def _refuse(self) -> None:
-        self._closed = True
         self._serve()
         for place in self._places:
             self._resources.streams.refuse(place.queue)
 
+    async def _drain(self) -> None:
+        await self._resources.streams.drain([place.queue for place in self._places])
+
+    async def _release(self, outcome: Outcome) -> None:
+        for place in self._places:
+            self._resources.streams.leave(place.queue)
+
     async def __aenter__(self) -> Self:
-        self._check()
+        self._scope.enter()
+        check_device(self._device, "streams")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            self._check_loop()
-            self._refuse()
-            for place in self._places:
-                self._resources.streams.leave(place.queue)
-
-    def _check_loop(self) -> None:
-        if asyncio._get_running_loop() is not self._loop:
-            raise self._resources.device_state.wrong_loop(
-                self._loop, "this pool", "make a pool in each loop, share the device"
-            )
+        await self._scope.exit(kind)
 
     def _check(self) -> None:
-        self._check_loop()
-        if self._closed:
-            raise ClosedError("this pool has been closed: make another one by aiocuda.StreamPool(device)")
+        self._scope.check()
         check_device(self._device, "streams")
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self._places)} of {self._maximum} streams"
+        state = "closed" if self._scope.closing else f"{len(self._places)} of {self._maximum} streams"
         return f"<StreamPool {self._strategy.name}: {state}>"

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import warnings
+from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
@@ -17,8 +18,10 @@ from ..._base._checks import check_callback
 from ..._base._label import labelled
 from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
+from ..._base._owner import Owner
+from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
-from ..._base._types import Priority, ProcessLocal, SourceLine
+from ..._base._types import Priority, SourceLine
 from ..._core import INSTANT, EnqueuingStream, Operation
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
@@ -76,7 +79,7 @@ _LAUNCH_KEYWORDS = {
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
     launch_host_func="stream.add_callback(function) runs a function after its work",
 )
-class Stream(EnqueuingStream, ProcessLocal):
+class Stream(EnqueuingStream, Owner):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
@@ -87,6 +90,8 @@ class Stream(EnqueuingStream, ProcessLocal):
     ``label=`` names one operation in errors, log events, timelines and profiles; `aiocuda.label` names all operations
     of a block. The functions of `submit` take arguments of any name, so it has no ``label=``.
     """
+
+    _scope: Scope | None = None  # for the end
 
     def __init__(
         self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
@@ -458,8 +463,39 @@ class Stream(EnqueuingStream, ProcessLocal):
         leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
         runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
         """
-        close = functools.partial(self._resources.streams.close, self._queue)
-        await (close() if self._hook is None else self._hook.call("aclose", close))
+        await (self._close() if self._hook is None else self._hook.call("aclose", self._close))
+
+    async def _close(self) -> None:
+        queue = self._queue
+        if queue.ended:
+            return
+        if queue.lent and queue.loop is _get_running_loop():
+            raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
+        await self._life().aclose()
+
+    def _life(self) -> Scope:
+        """Return the scope of the stream, for its end. Before that, its queue makes all checks."""
+        if self._scope is None:
+            queue = self._queue
+            self._scope = Scope(
+                self, queue.name, "make a stream in each loop, share the device", "make another one by device.stream()",
+                loop=queue.loop, wrong_loop=queue.device_state.wrong_loop,
+            )  # fmt: skip
+        return self._scope
+
+    def _refuse(self) -> None:
+        self._resources.streams.refuse(self._queue)
+
+    def _unfinished(self) -> int:
+        queue = self._queue
+        return 0 if queue.ended or queue.idle else len(queue.pending) + len(queue.host_queue)
+
+    async def _drain(self) -> None:
+        await self._resources.streams.drain([self._queue])
+
+    async def _release(self, outcome: Outcome) -> None:
+        leave = self._resources.streams.give_up if outcome == "done" else self._resources.streams.leave
+        leave(self._queue)
 
     if not TYPE_CHECKING:  # a type checker reports it by itself
 
@@ -478,8 +514,8 @@ class Stream(EnqueuingStream, ProcessLocal):
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             await self.aclose()
-        else:
-            self._resources.streams.leave(self._queue)
+        elif not self._queue.ended:
+            await self._life().leave()
 
     def __del__(self) -> None:
         queue = getattr(self, "_queue", None)
@@ -503,9 +539,7 @@ class Stream(EnqueuingStream, ProcessLocal):
             queue.loop.call_soon_threadsafe(report)
 
     def __repr__(self) -> str:
-        state = (
-            "closed" if self._queue.closed else f"{len(self._queue.pending) + len(self._queue.host_queue)} unfinished"
-        )
+        state = "closed" if self._queue.closed else f"{self._unfinished()} unfinished"
         return f"<Stream {self.name} on {self.device.name}: {state}>"
 
 

@@ -1,0 +1,45 @@
+"""Owner: an object that owns work, and so has a `Scope`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._types import ProcessLocal
+
+if TYPE_CHECKING:
+    from ._scope import Outcome
+
+__all__ = ["Owner"]
+
+
+class Owner(ProcessLocal):
+    """An object that owns work. Its `Scope` calls these methods, each once, in this order.
+
+    `_refuse` and `_withdraw` are synchronous, so they also serve `Scope.abandon`.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self) -> None:
+        """Accept no more work, and wake the tasks that wait for a turn inside the object with their `ClosedError`.
+
+        If it raises, the object stays open.
+        """
+        raise NotImplementedError
+
+    def _withdraw(self) -> None:
+        """End the work that is still on the host. Called only if the object is left, by an exception or cancelled."""
+
+    async def _drain(self) -> None:
+        """Wait for the accepted work, without a limit of time. Cancelled when the deadline has passed."""
+
+    async def _release(self, outcome: Outcome) -> None:
+        """Give everything back: the work has ended; or it has not, and ``outcome`` says why.
+
+        An object that does not drain when it is left gives everything back here without suspending.
+        """
+        raise NotImplementedError
+
+    def _unfinished(self) -> int | None:
+        """Return how much accepted work has not ended; None if that is not known. With 0 there is no drain."""
+        return None

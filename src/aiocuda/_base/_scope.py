@@ -1,0 +1,377 @@
+"""Scope: the life of an object that owns work. It has one end, and this is the only place that knows how ends go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from asyncio import _get_running_loop
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
+from ._owner import Owner
+from ._shutdown import DrainDeadline, finish_shielded, must_end_now, note_cancelled, shield
+
+__all__ = ["Outcome", "Scope", "wrong_loop"]
+
+#: Whether the accepted work has ended. ``"left"``: nothing has waited for it. ``"late"``: the deadline has passed.
+#: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has.
+Outcome: TypeAlias = Literal["done", "left", "late", "interrupted"]
+
+WrongLoop: TypeAlias = Callable[[asyncio.AbstractEventLoop | None, str, str], AiocudaError]
+
+#: Seconds between two looks at an end that runs in another event loop.
+TICK = 0.001
+
+
+def wrong_loop(loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
+    """Return the error for the use of ``what`` outside of its loop; None is no loop yet."""
+    if loop is not None and loop.is_closed():
+        return ClosedError(f"the event loop of {what} has been closed: {cure}")
+    if _get_running_loop() is None:
+        return NoEventLoopError(
+            f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()); "
+            "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"
+        )
+    return WrongLoopError(f"{what} belongs to another event loop: {cure}")
+
+
+class Scope:
+    """The life of an object that owns work: open, closing, closed; one loop, one deadline, one end.
+
+    `aclose` refuses new work in the object and its children, waits for the accepted work (children last to first), and
+    gives everything back. A second call waits for the same end; only the first call gets its failure. If the call is
+    cancelled, the object is left: it withdraws what is on the host; with a deadline it still waits for the rest, until
+    the deadline has passed; it gives everything back; then the cancellation is raised. `leave` does the same from the
+    start. A second cancellation does not shorten it, Ctrl-C does.
+
+    What runs per operation does not call a scope: the owner makes its own hot paths refuse in `Owner._refuse`.
+
+    Parameters
+    ----------
+    owner
+        The object. The scope refers to it weakly.
+    what, cure, again
+        For errors: ``"this pool"``; what to do in another loop; what to do after the end.
+    deadline
+        The time for accepted work if the object is left. None leaves at once: the work runs on under the device.
+    loop
+        The event loop of the object. None for any, until `bind`.
+    wrong_loop
+        Returns the error for another loop.
+    """
+
+    __slots__ = (
+        *("_again", "_children", "_closer", "_cure", "_deadline", "_drain", "_end", "_entered", "_hurry", "_inside"),
+        *("_is_closed", "_left", "_loop", "_owner", "_process", "_refuses", "_until", "_what", "_wrong_loop"),
+    )
+
+    def __init__(
+        self, owner: Owner, what: str, cure: str, again: str, *, deadline: DrainDeadline | None = None,
+        loop: asyncio.AbstractEventLoop | None = None, wrong_loop: WrongLoop = wrong_loop,
+    ) -> None:  # fmt: skip
+        self._owner = weakref.ref(owner)
+        self._what, self._cure, self._again = what, cure, again
+        self._deadline = deadline
+        self._wrong_loop = wrong_loop
+        self._process = os.getpid()
+        self._refuses = self._is_closed = False
+        self._loop = loop
+        self._entered = False
+        self._children: tuple[tuple[Owner, Scope], ...] = ()
+        self._inside: set[asyncio.Task[object]] | None = None
+        self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
+        self._drain: asyncio.Task[None] | None = None
+        self._left = False
+        self._hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
+        self._until: float | None = None  # the time at which the drain is given up
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    @property
+    def closing(self) -> bool:
+        """True if the object refuses new work: its end has begun, or its parent's end."""
+        return self._refuses
+
+    @property
+    def closed(self) -> bool:
+        """True after the end."""
+        return self._is_closed
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the object; None for any."""
+        return self._loop
+
+    def bind(self) -> None:
+        """The object belongs to the running loop from now on."""
+        self.check_loop()
+        self._loop = _get_running_loop()
+
+    def unbind(self) -> None:
+        """The object has nothing any more that belongs to a loop."""
+        self._loop = None
+
+    def check_loop(self) -> None:
+        """Raise unless the object may be used in the running loop.
+
+        Raises
+        ------
+        ForkedProcessError, ClosedError, NoEventLoopError, WrongLoopError
+            The process is a forked child; the loop of the object has been closed; no loop runs, or another one.
+        """
+        running = _get_running_loop()  # None in a forked child, also inside of the parent's loop
+        if running is None or (running is not self._loop and self._loop is not None):
+            raise self.wrong_loop()
+
+    def wrong_loop(self) -> AiocudaError:
+        """Return the error for another loop than the object's, or another process."""
+        if os.getpid() != self._process:
+            return ForkedProcessError(
+                f"{self._what} belongs to the parent process: make one in the child, or use spawn"
+            )
+        return self._wrong_loop(self._loop, self._what, self._cure)
+
+    def check(self) -> None:
+        """Raise what `check_loop` raises, and `ClosedError` if the object refuses new work."""
+        self.check_loop()
+        if self._refuses:
+            raise self.closed_error()
+
+    def closed_error(self) -> ClosedError:
+        """Return the error for use after the end, or during it."""
+        return ClosedError(f"{self._what} has been closed: {self._again}")
+
+    def enter(self, *, once: bool = False) -> None:
+        """Begin an ``async with`` block. Bind the object to the running loop.
+
+        Raises
+        ------
+        ClosedError
+            The object refuses new work: it has ended, or its end has begun.
+        BusyError
+            It was entered before, and can be entered ``once``.
+        """
+        if self._refuses:
+            raise self.closed_error()
+        if once and self._entered:
+            raise BusyError(f"{self._what} is entered once: {self._again}")
+        self.bind()
+        self._entered = True
+
+    # -- what the object has -------------------------------------------------------------------------------------
+
+    def adopt(self, owner: Owner, scope: Scope) -> None:
+        """Refuse with the child, first to last, and end it before this object, last to first."""
+        self._children += ((owner, scope),)
+
+    def inside(self, task: asyncio.Task[object]) -> None:
+        """Note that a task runs a function of the object, which must not close it: the end waits for the task."""
+        if self._inside is None:
+            self._inside = set()
+        self._inside.add(task)
+
+    def outside(self, task: asyncio.Task[object]) -> None:
+        """Note that the task has left the function."""
+        if self._inside is not None:
+            self._inside.discard(task)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Refuse new work in the object and its children, first to last. Idempotent.
+
+        If the object raises, it stays open.
+        """
+        owner = self._owner()
+        if self._refuses or owner is None:
+            return
+        self._refuses = True  # before: tasks that the object wakes see it
+        try:
+            owner._refuse()
+        except BaseException:
+            self._refuses = False
+            raise
+        for _, child in self._children:
+            child.refuse()
+
+    async def aclose(self, seconds: float | None = None) -> None:
+        """End the object: refuse, wait for the accepted work, give everything back.
+
+        Parameters
+        ----------
+        seconds
+            The longest wait for the accepted work. None for no limit.
+
+        Raises
+        ------
+        BusyError
+            A function of the object has called, and would wait for itself.
+        """
+        await self._finish(seconds, left=False)
+
+    async def leave(self) -> None:
+        """End the object by an exception: refuse, withdraw, wait until the deadline, give everything back."""
+        await self._finish(None, left=True)
+
+    async def exit(self, kind: type[BaseException] | None) -> None:
+        """End an ``async with`` block: `aclose`, or `leave` with an exception."""
+        await self._finish(None, left=kind is not None)
+
+    def abandon(self) -> None:
+        """Close without waiting: the loop or the device is gone. Wake the waiters, and give nothing back."""
+        owner = self._owner()
+        if self._is_closed or owner is None:
+            return
+        self._is_closed = True
+        for _, child in self._children:
+            child.abandon()
+        # A closed loop can call nothing, so the object may fail there, and no task waits that it could wake.
+        with contextlib.suppress(AiocudaError, RuntimeError):
+            self.refuse()
+            owner._withdraw()
+        self._refuses = True
+
+    async def _finish(self, seconds: float | None, *, left: bool) -> None:
+        owner = self._owner()
+        assert owner is not None  # it calls
+        self._check_caller()
+        if self._is_closed or self._end is not None:
+            await self._join(owner, left=left)
+            return
+        self.refuse()
+        if self._deadline is None and not self._children and (left or owner._unfinished() == 0):
+            self._is_closed = True  # before, since the release does not suspend
+            await owner._release("left" if left else "done")
+            return
+        loop = asyncio.get_running_loop()
+        self._end, self._hurry = loop.create_future(), loop.create_future()
+        self._until = None if seconds is None else loop.time() + seconds
+        try:
+            await self._run_end(owner, left=left)
+        finally:
+            self._is_closed = True
+            self._end.set_result(None)
+            self._drain = None
+
+    def _check_caller(self) -> None:
+        if self._loop is not None and self._loop.is_closed() and not self._is_closed:
+            error = self.wrong_loop()
+            self.abandon()
+            raise error
+        if self._is_closed and _get_running_loop() is not None:
+            return  # there is nothing left that belongs to a loop
+        self.check_loop()
+        if self._inside is None and self._drain is None:
+            return
+        task = asyncio.current_task()
+        if task is not None and (task is self._drain or (self._inside is not None and task in self._inside)):
+            raise BusyError(
+                f"{self._what} waits for its own functions when it closes, and one of them has called: close it "
+                "outside of them"
+            )
+
+    async def _join(self, owner: Owner, *, left: bool) -> None:
+        """Wait for the end that another call has begun. If the object is left, that one withdraws, too."""
+        if self._end is None or self._is_closed:
+            return
+        if self._end.get_loop() is not asyncio.get_running_loop():
+            while not (self._end.done() or self._end.get_loop().is_closed()):  # noqa: ASYNC110 - of another loop
+                await asyncio.sleep(TICK)
+        elif left:
+            self._begin_leaving(owner)
+            await finish_shielded(asyncio.wait({self._end}))
+        else:
+            await asyncio.wait({self._end})
+
+    async def _run_end(self, owner: Owner, *, left: bool) -> None:
+        loop = asyncio.get_running_loop()
+        cancelled: asyncio.CancelledError | None = None
+        failure: BaseException | None = None
+        outcome: Outcome = "done"
+        if left:
+            self._begin_leaving(owner)
+        if self._left and self._deadline is None:
+            outcome = "left"
+        elif self._children or owner._unfinished() != 0:
+            drain = self._drain = loop.create_task(self._wait_for_all(owner))
+            outcome, cancelled = await self._watch(drain, owner)
+            if outcome == "done":
+                failure = drain.exception()
+        try:
+            if self._deadline is None:
+                await owner._release(outcome)
+            else:
+                await finish_shielded(owner._release(outcome))
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+        except BaseException as error:
+            if cancelled is None:
+                raise
+            failure = failure or error
+        if cancelled is not None and failure is not None:
+            message = "aiocuda: an end failed while it was cancelled"
+            loop.call_exception_handler({"message": message, "exception": failure})
+        if cancelled is not None:
+            raise cancelled
+        if failure is not None:
+            raise failure
+
+    async def _wait_for_all(self, owner: Owner) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(owner._drain)  # after the children, which end last to first
+            for child, scope in self._children:
+                stack.push_async_callback(self._end_child, child, scope)
+
+    async def _end_child(self, child: Owner, scope: Scope) -> None:
+        await scope._finish(None, left=self._left)
+        del child  # it was alive until here
+
+    async def _watch(self, drain: asyncio.Task[None], owner: Owner) -> tuple[Outcome, asyncio.CancelledError | None]:
+        """Wait for the drain until its time is over. A cancellation leaves the object."""
+        loop = asyncio.get_running_loop()
+        cancelled: asyncio.CancelledError | None = None
+        while not drain.done():
+            seconds = None if self._until is None else self._until - loop.time()
+            if seconds is not None and seconds <= 0:
+                break
+            try:
+                await self._wait(drain, seconds, shielded=cancelled is not None)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._begin_leaving(owner)
+        note_cancelled(drain)
+        if drain.done() and not drain.cancelled():
+            return "done", cancelled
+        drain.cancel()
+        if self._left and self._deadline is None:
+            return "left", cancelled
+        return ("interrupted" if must_end_now() or drain.cancelled() else "late"), cancelled
+
+    async def _wait(self, drain: asyncio.Task[None], seconds: float | None, *, shielded: bool) -> None:
+        assert self._hurry is not None
+        wake = {drain} if self._hurry.done() else {drain, self._hurry}
+        with shield() if shielded else contextlib.nullcontext():
+            await asyncio.wait(wake, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _begin_leaving(self, owner: Owner) -> None:
+        """Withdraw what is on the host, and give the accepted work its time."""
+        if self._left or self._is_closed:
+            return
+        self._left = True
+        owner._withdraw()
+        seconds = 0.0 if self._deadline is None or must_end_now() else self._deadline.left()
+        until = asyncio.get_running_loop().time() + seconds
+        self._until = until if self._until is None else min(until, self._until)
+        for _, child in reversed(self._children):
+            child.hurry()
+        if self._hurry is not None and not self._hurry.done():
+            self._hurry.set_result(None)
+
+    def hurry(self) -> None:
+        """Leave, if the end has begun: withdraw what is on the host, and begin the deadline."""
+        owner = self._owner()
+        if owner is not None and self._end is not None:
+            self._begin_leaving(owner)

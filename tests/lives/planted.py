@@ -1,0 +1,62 @@
+"""Planted bugs of `Scope`. They were chosen before its tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from tests.planting import PlantedBug
+
+__all__ = ["BUGS", "Bug"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug(PlantedBug):
+    """A bug in `Scope`."""
+
+    package: ClassVar[str] = "_base"
+    simulation: ClassVar[str] = "tests.lives"
+    seeds: ClassVar[int] = 1000
+
+
+BUGS = [
+    Bug(
+        "second_returns",
+        "A second `aclose` returns while the first one still runs.",
+        "_scope.py",
+        "        else:\n            await asyncio.wait({self._end})\n",
+        "",
+    ),
+    Bug(
+        "children_open",
+        "A parent that is being closed does not refuse work in its children.",
+        "_scope.py",
+        "            child.refuse()\n",
+        "            del child\n",
+        "tests/lives/test_scope.py",
+    ),
+    Bug(
+        "release_lost",
+        "A cancelled `aclose` gives nothing back.",
+        "_scope.py",
+        '                failure = drain.exception()\n',
+        '                failure = drain.exception()\n        if cancelled is not None:\n            raise cancelled\n',
+    ),
+    Bug(
+        "impatient",
+        "A second cancellation ends the wait for the accepted work.",
+        "_scope.py",
+        "                cancelled = error\n                self._begin_leaving(owner)\n",
+        "                if cancelled is not None:\n                    break\n"
+        "                cancelled = error\n                self._begin_leaving(owner)\n",
+        "tests/lives/test_scope.py",
+    ),
+    Bug(
+        "hurry_unheard",
+        "If a task leaves an object that another task closes, that one goes on to wait without a limit.",
+        "_scope.py",
+        "            self._hurry.set_result(None)\n",
+        "            pass\n",
+        "tests/lives/test_scope.py",
+    ),
+]  # fmt: skip
