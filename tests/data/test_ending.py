@@ -221,9 +221,9 @@ async def test_to_device_cannot_be_used_after_its_end(device: Device) -> None:
     async with batches:
         iteration = aiter(batches)
         await anext(iteration)
-    with pytest.raises(ClosedError, match="have been closed: make others by to_device"):
+    with pytest.raises(ClosedError, match="has been closed: make others by to_device"):
         await batches.__aenter__()
-    with pytest.raises(ClosedError, match="have been closed"):
+    with pytest.raises(ClosedError, match="has been closed"):
         async for _ in batches:
             pass
     with pytest.raises(StopAsyncIteration):
@@ -269,7 +269,7 @@ async def test_source_that_closes_its_loader_is_refused(device: Device, kind: st
     waits = asyncio.Event()
 
     async def close() -> None:
-        with pytest.raises(BusyError, match="close it outside of its source") as caught:
+        with pytest.raises(BusyError, match="close it outside of them") as caught:
             await loader.aclose()
         refused.append(caught.value)
 

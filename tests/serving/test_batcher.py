@@ -723,9 +723,9 @@ async def test_function_cannot_close_its_batcher() -> None:
 
     for function in (close, leave):
         async with MicroBatcher(function, max_batch_size=1) as batcher:
-            with pytest.raises(BusyError, match="close it outside of its function"):
+            with pytest.raises(BusyError, match="close it outside of them"):
                 await quickly(batcher.submit(1))
-            with pytest.raises(BusyError, match="close it outside of its function"):
+            with pytest.raises(BusyError, match="close it outside of them"):
                 await quickly(batcher.submit(1))  # it is still open
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import weakref
 from asyncio import _get_running_loop
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeAlias
 
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._owner import Owner
-from ._shutdown import DrainDeadline, finish_shielded, must_end_now, note_cancelled, shield
+from ._shutdown import finish_shielded, must_end_now, note_cancelled, shield
 
 __all__ = ["Outcome", "Scope", "wrong_loop"]
 
@@ -42,7 +43,7 @@ class Scope:
     """The life of an object that owns work: open, closing, closed; one loop, one deadline, one end.
 
     `aclose` refuses new work in the object and its children, waits for the accepted work (children last to first), and
-    gives everything back. A second call waits for the same end; only the first call gets its failure. If the call is
+    gives everything back. A second call waits for the same end; only the first call gets its failure. If a call is
     cancelled, the object is left: it withdraws what is on the host; with a deadline it still waits for the rest, until
     the deadline has passed; it gives everything back; then the cancellation is raised. `leave` does the same from the
     start. A second cancellation does not shorten it, Ctrl-C does.
@@ -55,33 +56,37 @@ class Scope:
         The object. The scope refers to it weakly.
     what, cure, again
         For errors: ``"this pool"``; what to do in another loop; what to do after the end.
-    deadline
-        The time for accepted work if the object is left. None leaves at once: the work runs on under the device.
+    drain_seconds
+        Returns the time for accepted work if the object is left; infinity if the object's drain has a limit of its own.
+        None leaves at once: the work runs on under the device.
     loop
         The event loop of the object. None for any, until `bind`.
+    tasks
+        The tasks that run functions of the object, as the object keeps them; `inside` adds to them.
     wrong_loop
         Returns the error for another loop.
     """
 
     __slots__ = (
-        *("_again", "_children", "_closer", "_cure", "_deadline", "_drain", "_end", "_entered", "_hurry", "_inside"),
+        *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_hurry", "_inside"),
         *("_is_closed", "_left", "_loop", "_owner", "_process", "_refuses", "_until", "_what", "_wrong_loop"),
     )
 
     def __init__(
-        self, owner: Owner, what: str, cure: str, again: str, *, deadline: DrainDeadline | None = None,
-        loop: asyncio.AbstractEventLoop | None = None, wrong_loop: WrongLoop = wrong_loop,
+        self, owner: Owner, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None, tasks: set[asyncio.Task[Any]] | None = None,
+        wrong_loop: WrongLoop = wrong_loop,
     ) -> None:  # fmt: skip
         self._owner = weakref.ref(owner)
         self._what, self._cure, self._again = what, cure, again
-        self._deadline = deadline
+        self._drain_seconds = drain_seconds
         self._wrong_loop = wrong_loop
         self._process = os.getpid()
         self._refuses = self._is_closed = False
         self._loop = loop
         self._entered = False
         self._children: tuple[tuple[Owner, Scope], ...] = ()
-        self._inside: set[asyncio.Task[object]] | None = None
+        self._inside: set[asyncio.Task[Any]] = set() if tasks is None else tasks
         self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
         self._drain: asyncio.Task[None] | None = None
         self._left = False
@@ -144,22 +149,36 @@ class Scope:
         """Return the error for use after the end, or during it."""
         return ClosedError(f"{self._what} has been closed: {self._again}")
 
-    def enter(self, *, once: bool = False) -> None:
+    def enter(self) -> None:
         """Begin an ``async with`` block. Bind the object to the running loop.
 
         Raises
         ------
         ClosedError
             The object refuses new work: it has ended, or its end has begun.
-        BusyError
-            It was entered before, and can be entered ``once``.
         """
         if self._refuses:
             raise self.closed_error()
-        if once and self._entered:
-            raise BusyError(f"{self._what} is entered once: {self._again}")
         self.bind()
+
+    @contextlib.contextmanager
+    def entering(self) -> Iterator[None]:
+        """Open an object that is entered once. If the block fails, it may be entered again.
+
+        Raises
+        ------
+        ClosedError, BusyError
+            As for `enter`; the object is open, or is being opened.
+        """
+        if self._entered and not self._refuses:
+            raise BusyError(f"{self._what} is entered once: {self._again}")
+        self.enter()
         self._entered = True
+        try:
+            yield
+        except BaseException:
+            self._entered, self._loop = False, None
+            raise
 
     # -- what the object has -------------------------------------------------------------------------------------
 
@@ -167,15 +186,17 @@ class Scope:
         """Refuse with the child, first to last, and end it before this object, last to first."""
         self._children += ((owner, scope),)
 
-    def inside(self, task: asyncio.Task[object]) -> None:
-        """Note that a task runs a function of the object, which must not close it: the end waits for the task."""
-        if self._inside is None:
-            self._inside = set()
+    @contextlib.contextmanager
+    def inside(self, task: asyncio.Task[Any] | None = None) -> Iterator[None]:
+        """Run a function of the object in a block: the task, by default the running one, cannot close the object."""
+        task = task or asyncio.current_task()
+        if task is None or task in self._inside:
+            yield
+            return
         self._inside.add(task)
-
-    def outside(self, task: asyncio.Task[object]) -> None:
-        """Note that the task has left the function."""
-        if self._inside is not None:
+        try:
+            yield
+        finally:
             self._inside.discard(task)
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -242,7 +263,7 @@ class Scope:
             await self._join(owner, left=left)
             return
         self.refuse()
-        if self._deadline is None and not self._children and (left or owner._unfinished() == 0):
+        if self._drain_seconds is None and not self._children and (left or owner._unfinished() == 0):
             self._is_closed = True  # before, since the release does not suspend
             await owner._release("left" if left else "done")
             return
@@ -264,27 +285,34 @@ class Scope:
         if self._is_closed and _get_running_loop() is not None:
             return  # there is nothing left that belongs to a loop
         self.check_loop()
-        if self._inside is None and self._drain is None:
+        if not self._inside and self._drain is None:
             return
         task = asyncio.current_task()
-        if task is not None and (task is self._drain or (self._inside is not None and task in self._inside)):
+        if task is not None and (task is self._drain or task in self._inside):
             raise BusyError(
                 f"{self._what} waits for its own functions when it closes, and one of them has called: close it "
                 "outside of them"
             )
 
     async def _join(self, owner: Owner, *, left: bool) -> None:
-        """Wait for the end that another call has begun. If the object is left, that one withdraws, too."""
-        if self._end is None or self._is_closed:
+        """Wait for the end that another call has begun. If this call is cancelled, the object is left, too."""
+        end = self._end
+        if end is None or self._is_closed:
             return
-        if self._end.get_loop() is not asyncio.get_running_loop():
-            while not (self._end.done() or self._end.get_loop().is_closed()):  # noqa: ASYNC110 - of another loop
+        if end.get_loop() is not asyncio.get_running_loop():
+            while not (end.done() or end.get_loop().is_closed()):  # noqa: ASYNC110 - it can only be looked at
                 await asyncio.sleep(TICK)
-        elif left:
-            self._begin_leaving(owner)
-            await finish_shielded(asyncio.wait({self._end}))
-        else:
-            await asyncio.wait({self._end})
+            return
+        try:
+            if not left:
+                await asyncio.wait({end})
+        except asyncio.CancelledError:
+            left = True
+            raise
+        finally:
+            if left and not self._is_closed:
+                self._begin_leaving(owner)
+                await finish_shielded(asyncio.wait({end}))
 
     async def _run_end(self, owner: Owner, *, left: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -293,7 +321,7 @@ class Scope:
         outcome: Outcome = "done"
         if left:
             self._begin_leaving(owner)
-        if self._left and self._deadline is None:
+        if self._left and self._drain_seconds is None:
             outcome = "left"
         elif self._children or owner._unfinished() != 0:
             drain = self._drain = loop.create_task(self._wait_for_all(owner))
@@ -301,7 +329,7 @@ class Scope:
             if outcome == "done":
                 failure = drain.exception()
         try:
-            if self._deadline is None:
+            if self._drain_seconds is None:
                 await owner._release(outcome)
             else:
                 await finish_shielded(owner._release(outcome))
@@ -346,7 +374,7 @@ class Scope:
         if drain.done() and not drain.cancelled():
             return "done", cancelled
         drain.cancel()
-        if self._left and self._deadline is None:
+        if self._left and self._drain_seconds is None:
             return "left", cancelled
         return ("interrupted" if must_end_now() or drain.cancelled() else "late"), cancelled
 
@@ -362,9 +390,10 @@ class Scope:
             return
         self._left = True
         owner._withdraw()
-        seconds = 0.0 if self._deadline is None or must_end_now() else self._deadline.left()
-        until = asyncio.get_running_loop().time() + seconds
-        self._until = until if self._until is None else min(until, self._until)
+        seconds = 0.0 if self._drain_seconds is None or must_end_now() else self._drain_seconds()
+        if seconds < math.inf:
+            until = asyncio.get_running_loop().time() + seconds
+            self._until = until if self._until is None else min(until, self._until)
         for _, child in reversed(self._children):
             child.hurry()
         if self._hurry is not None and not self._hurry.done():

@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from .._base._scope import Scope
 from .._base._shutdown import end_tasks
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault
 from ..stream import Stream
 from ._collate import collated
-from ._ending import check_caller
 from ._errors import WorkerLostError, too_many_fatal_samples
 from ._job import BatchJob
 from ._order import Order
@@ -98,11 +98,13 @@ class EpochRun:
 
     Parameters
     ----------
+    scope
+        That of the loader.
     ahead
         Numbers of batches that were delivered before the run begins.
     """
 
-    def __init__(self, resources: LoaderResources, order: Order, ahead: Collection[int] = ()) -> None:
+    def __init__(self, resources: LoaderResources, scope: Scope, order: Order, ahead: Collection[int] = ()) -> None:
         self._resources = resources
         self._options = options = resources.options
         self._ahead = ahead
@@ -113,7 +115,7 @@ class EpochRun:
         elif options.kind == "iterable":
             self._feed = StreamReader(options.source, order)
         else:
-            self._feed = AsyncReader(options.source, order)
+            self._feed = AsyncReader(options.source, order, scope)
         self._loading: deque[LoadingBatch] = deque()
         self._decoding: dict[BatchJob, LoadingBatch] = {}  # the batches whose jobs are not done
         self._exhausted = False
@@ -403,10 +405,6 @@ class EpochRun:
             self._resources.slots.give_back(batch.job.slot)
 
     # -- the end -------------------------------------------------------------------------------------------------
-
-    def check_caller(self) -> None:
-        """Raise if the source has called."""
-        check_caller(self._feed)
 
     async def close(self, seconds: float | None) -> bool:
         """End the epoch. Return False if a function of the program does not return within ``seconds``."""

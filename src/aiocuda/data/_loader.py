@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn, Self
 
 import numpy.typing as npt
 
 from .._base._checks import check_integer
 from .._base._mistakes import keywords
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
@@ -26,7 +28,6 @@ from ..pipeline._stage import OnError
 from ._batch import Batch
 from ._decoding import SampleDecoder
 from ._delivery import Delivery
-from ._ending import Ending, check_loop
 from ._epoch import EpochRun, LoadingBatch
 from ._options import Executor, LoaderOptions
 from ._order import Positions, Shuffle
@@ -40,7 +41,7 @@ from ._statistics import LoaderAdvice, LoaderMeter, LoaderStats, advise
 __all__ = ["DataLoader", "EpochBatches"]
 
 
-class DataLoader(ProcessLocal):
+class DataLoader(Owner):
     """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
 
     ::
@@ -153,16 +154,15 @@ class DataLoader(ProcessLocal):
         self._progress = Progress(options)
         self._resources: LoaderResources | None = None
         self._restarts = 0  # of closed resources
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_opening = False
-        self._ending = Ending()
+        self._scope = Scope(
+            self, repr(self), "close it there, and make a loader in each loop", "make another one",
+            drain_seconds=lambda: math.inf, wrong_loop=resources_of(device).device_state.wrong_loop,
+        )  # fmt: skip
         self._run: EpochRun | None = None
-        self._newest_run: EpochRun | None = None  # also when its end has begun
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
         self._batches: EpochBatches | None = None  # the iterator of the run
         self._delivery = Delivery(device)
         self._requesting = False
-        self._closed = False
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class DataLoader(ProcessLocal):
             raise
         except BaseException:
             batches.end()
-            if not self._closed:  # otherwise `aclose` ends the run, and this task does not wait for it
+            if not self._scope.closing:  # otherwise `aclose` ends the run, and this task does not wait for it
                 await self._end_run(resources)
             raise
         batches.end()
@@ -239,7 +239,7 @@ class DataLoader(ProcessLocal):
     def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
         batches.begin()
         order, ahead = self._progress.begin(batches.number)
-        self._run = self._newest_run = EpochRun(resources, order, ahead)
+        self._run = EpochRun(resources, self._scope, order, ahead)
         self._batches = batches
         self._meter.begin()
 
@@ -330,33 +330,25 @@ class DataLoader(ProcessLocal):
     # -- open and close ------------------------------------------------------------------------------------------
 
     def _check_open(self) -> LoaderResources:
-        if self._closed:
-            raise ClosedError("this loader has been closed: make another one")
+        if self._scope.closing:
+            raise self._scope.closed_error()
         if self._resources is None:
             raise BusyError("a loader has threads and memory to release: use `async with DataLoader(…) as loader`")
-        check_loop(self, self._loop, self.device)
+        self._scope.check_loop()
         return self._resources
 
     async def __aenter__(self) -> Self:
-        if self._closed:
-            raise ClosedError("this loader has been closed: make another one")
-        if self._is_opening or self._resources is not None:
-            raise BusyError("a loader is entered once: make another one")
-        self._loop = check_loop(self, self._loop, self.device)
-        resources = LoaderResources(self.device, self._options, self._meter, self._payload)
-        self._is_opening = True
-        try:
+        with self._scope.entering():
+            resources = LoaderResources(self.device, self._options, self._meter, self._payload)
             await resources.open()
-        finally:
-            self._is_opening = False
-        self._resources = resources
-        if self._closed:
-            await self.aclose()
+        if self._scope.closing:
+            await finish_shielded(resources.close())
             raise ClosedError("this loader was closed while it was being opened: make another one")
+        self._resources = resources
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._close(at_once=kind is not None)
+        await self._scope.exit(kind)
 
     async def aclose(self) -> None:
         """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent.
@@ -368,31 +360,37 @@ class DataLoader(ProcessLocal):
         BusyError
             An asynchronous source has called it, which would wait for itself.
         """
-        await self._close(at_once=False)
+        await self._scope.aclose()
 
-    async def _close(self, *, at_once: bool) -> None:
-        self._loop = check_loop(self, self._loop, self.device)
-        if self._newest_run is not None:
-            self._newest_run.check_caller()
-        self._closed = True
+    def _refuse(self) -> None:
+        if self._resources is not None:
+            self._resources.begin_close()
+
+    def _withdraw(self) -> None:
+        if self._resources is not None:
+            self._resources.kill()
+
+    def _unfinished(self) -> int | None:
+        return 0 if self._resources is None else None
+
+    async def _drain(self) -> None:
+        # Each of its waits has a limit: a function on a thread is set aside if it does not return in time.
         resources = self._resources
-        if resources is None:  # it was never opened, or its end is over
-            return
-        if at_once:
-            resources.kill()
-        await self._ending.run(partial(self._release, resources))
-
-    async def _release(self, resources: LoaderResources) -> None:
+        assert resources is not None
         try:
             self._delivery.release()
-            resources.begin_close()
-            await self._end_run(resources)
         finally:
-            try:
-                await resources.close()
-            finally:
-                self._restarts += resources.restarts
-                self._resources = self._newest_run = None
+            await self._end_run(resources)
+
+    async def _release(self, outcome: Outcome) -> None:
+        resources = self._resources
+        if resources is None:  # it was never opened
+            return
+        try:
+            await resources.close()
+        finally:
+            self._restarts += resources.restarts
+            self._resources = None
 
     def __iter__(self) -> NoReturn:
         raise InvalidTypeError(

@@ -6,11 +6,11 @@ thread, one batch at a time; an asynchronous iterable by a task.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from .._base._scope import Scope
 from .._base._user_code import add_note, call, failure_of
 from ..errors import InvalidTypeError
 from ._order import Order, Permutation, Positions, WindowShuffle
@@ -218,49 +218,45 @@ class StreamReader:
 
 
 class AsyncReader:
-    """The batches of an asynchronous iterable."""
+    """The batches of an asynchronous iterable. While its code runs, the task is inside the scope of the loader."""
 
-    def __init__(self, source: AsyncIterable[Any], order: Order) -> None:
+    def __init__(self, source: AsyncIterable[Any], order: Order, scope: Scope) -> None:
         self._source = source
         self._iterator: AsyncIterator[Any] | None = None
         self._batches = _StreamBatches(order)
         self._index = 0
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
-        self._task: asyncio.Task[Any] | None = None  # that runs the code of the source
+        self._scope = scope
 
     @property
     def has_own_iterator(self) -> bool:
         """True if the source has returned an iterator other than itself: another reader begins at its start."""
         return self._iterator is not None and self._iterator is not self._source
 
-    @property
-    def runs_here(self) -> bool:
-        """True if the running task runs the code of the source."""
-        return self._task is not None and self._task is asyncio.current_task()
-
     async def read(self) -> BatchPlan | None:
         """Return the next batch; None after the last one."""
-        self._task = asyncio.current_task()
         try:
-            while not self._plans and not self._ended:
-                if self._iterator is None:
-                    self._iterator = call(aiter, self._source)
-                try:
-                    sample = await anext(self._iterator)
-                except StopAsyncIteration:
-                    self._ended = True
-                    self._plans.extend(self._batches.end())
-                else:
-                    self._plans.extend(self._batches.add(self._index, sample))
-                    self._index += 1
+            with self._scope.inside():
+                await self._read()
         except Exception as error:
             self._ended = True
             note_source(error, self._index)
             raise
-        finally:
-            self._task = None
         return self._plans.popleft() if self._plans else None
+
+    async def _read(self) -> None:
+        while not self._plans and not self._ended:
+            if self._iterator is None:
+                self._iterator = call(aiter, self._source)
+            try:
+                sample = await anext(self._iterator)
+            except StopAsyncIteration:
+                self._ended = True
+                self._plans.extend(self._batches.end())
+            else:
+                self._plans.extend(self._batches.add(self._index, sample))
+                self._index += 1
 
     async def aclose(self) -> None:
         """Close the iterator, if it is an asynchronous generator."""
@@ -268,13 +264,11 @@ class AsyncReader:
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "aclose", None)
         if close is not None:
-            self._task = asyncio.current_task()
             try:
-                await close()
+                with self._scope.inside():
+                    await close()
             except StopAsyncIteration as error:
                 raise failure_of(error) from error
-            finally:
-                self._task = None
 
 
 def note_source(error: BaseException, index: int) -> None:

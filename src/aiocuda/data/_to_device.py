@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
@@ -14,8 +15,10 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype
 from .._base._checks import check_integer
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks
-from .._base._types import ProcessLocal, SourceLine
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..device import Device
 from ..errors import (
@@ -31,7 +34,6 @@ from ..stream import Stream
 from ._batch import Batch
 from ._collate import parts_of
 from ._delivery import Delivery
-from ._ending import Ending, check_caller, check_loop
 from ._order import Order
 from ._sources import AsyncReader, BatchPlan, SourceKind, StreamReader, kind_of
 from ._threads import LoaderThreads
@@ -91,7 +93,7 @@ class _Loading:
         self.error = error
 
 
-class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
+class DeviceBatches(Owner, AsyncIterable[Batch]):
     """The batches of another loader on a device. Made by `to_device`.
 
     Each ``async for`` iterates the source from its start, and ends the one that is still running. A source that is an
@@ -108,11 +110,14 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
         self._kind = kind
         self._depth = depth
         self._delivery = Delivery(device)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scope = Scope(
+            self, repr(self), "close it there, and make a loader in each loop",
+            "make others by to_device(source, device)", drain_seconds=lambda: math.inf,
+            wrong_loop=resources_of(device).device_state.wrong_loop,
+        )  # fmt: skip
         self._pass: SourcePass | None = None  # the newest one
         self._requesting = False
         self._made_at = SourceLine.of_caller()
-        self._closed = False
 
     def __len__(self) -> int:
         """The number of batches, where the source has a length."""
@@ -139,8 +144,8 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
             raise BusyError("another task waits for the next of these batches: each batch goes to one task")
         self._requesting = True
         try:
-            self._loop = check_loop(self, self._loop, self.device)
-            if self._closed:
+            self._scope.bind()
+            if self._scope.closing:
                 raise StopAsyncIteration
             self._delivery.release()
             return await self._next(self._running() if iteration is None else await iteration.source_pass())
@@ -157,7 +162,7 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
         except asyncio.CancelledError:
             raise
         except BaseException:
-            if not self._closed:  # otherwise `aclose` ends the pass, and this task does not wait for it
+            if not self._scope.closing:  # otherwise `aclose` ends the pass, and this task does not wait for it
                 await source_pass.aclose()
             raise
         await source_pass.aclose()
@@ -172,7 +177,9 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
         return self._pass
 
     def _begin(self, *, is_first: bool) -> SourcePass:
-        return SourcePass(self._source, self._kind, self.device, self._depth, self._made_at, is_first=is_first)
+        return SourcePass(
+            self._source, self._kind, self.device, self._depth, self._made_at, self._scope, is_first=is_first
+        )
 
     async def pass_for_new_iteration(self) -> SourcePass:
         """Return the newest pass if an ``async for`` that begins goes on with it; else end it, and return a new one."""
@@ -198,16 +205,15 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("these batches have been closed: make others by to_device(source, device)")
+        if self._scope.closing:
+            raise self._scope.closed_error()
 
     async def __aenter__(self) -> Self:
-        self._check_open()
-        self._loop = check_loop(self, self._loop, self.device)
+        self._scope.enter()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        await self._scope.exit(kind)
 
     async def aclose(self) -> None:
         """End the thread and the uploads, and close the streams. The batch in hand is freed. Idempotent.
@@ -219,15 +225,19 @@ class DeviceBatches(ProcessLocal, AsyncIterable[Batch]):
         BusyError
             An asynchronous source has called it, which would wait for itself.
         """
-        self._loop = check_loop(self, self._loop, self.device)
+        await self._scope.aclose()
+
+    def _refuse(self) -> None:
         if self._pass is not None:
-            self._pass.check_caller()
-        self._closed = True
-        try:
-            self._delivery.release()
-        finally:
-            if self._pass is not None:
-                await self._pass.aclose()
+            self._pass.wake()
+
+    async def _drain(self) -> None:
+        # Each wait of a pass has a limit: a thread is set aside if the source does not return in time.
+        if self._pass is not None:
+            await self._pass.aclose()
+
+    async def _release(self, outcome: Outcome) -> None:
+        self._delivery.release()
 
     def __repr__(self) -> str:
         return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
@@ -253,7 +263,7 @@ class _Iteration(AsyncIterator[Batch]):
         return self._pass
 
 
-class SourcePass:
+class SourcePass(Owner):
     """One pass over the source: its batches on their way, with the thread or the task, and the streams, for them.
 
     Attributes
@@ -263,12 +273,15 @@ class SourcePass:
     """
 
     def __init__(
-        self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, *, is_first: bool
-    ) -> None:
+        self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, batches: Scope, *,
+        is_first: bool,
+    ) -> None:  # fmt: skip
         self.ended = False
         self._is_iterated = False
         self._source = source
-        self._reader = AsyncReader(source, _ONE_BY_ONE) if kind == "async" else StreamReader(source, _ONE_BY_ONE)
+        self._reader = (
+            AsyncReader(source, _ONE_BY_ONE, batches) if kind == "async" else StreamReader(source, _ONE_BY_ONE)
+        )
         self._device = device
         self._depth = depth
         self._made_at = made_at
@@ -280,12 +293,13 @@ class SourcePass:
         self._read_task: asyncio.Task[None] | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
-        self._ending = Ending()
+        self._batches = batches
+        self._scope = Scope(self, "this iteration", "", "begin another one", drain_seconds=lambda: math.inf)
 
     @property
     def goes_on(self) -> bool:
         """True if the next ``async for`` goes on with this pass: the source has no other start, or none has begun."""
-        is_open = not (self.ended or self._ending.has_begun)
+        is_open = not (self.ended or self._scope.closing)
         return is_open and not (self._is_iterated and self._reader.has_own_iterator)
 
     def join(self) -> None:
@@ -296,7 +310,7 @@ class SourcePass:
         """Wait for the next batch; None after the last one."""
         try:
             while not self.ended:
-                if self._ending.has_begun:
+                if self._scope.closing or self._batches.closing:
                     raise ClosedError("these batches were closed while a task waited for the next one: request no more")
                 self._fill()
                 loading = self._loaded()
@@ -342,10 +356,11 @@ class SourcePass:
             if error is not None:
                 raise failure_of(error)
             return self._loading.popleft()
-        first.upload.watch(self._wake)
+        first.upload.watch(self.wake)
         return None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the task that waits for a batch look again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -370,7 +385,7 @@ class SourcePass:
         try:
             self._read(call(_parts, await reader.read()), None)
         except asyncio.CancelledError as caught:
-            if self._ending.has_begun:
+            if self._scope.closing:
                 raise
             error = ClosedError("the source of these batches was cancelled")
             error.__cause__ = caught
@@ -383,7 +398,7 @@ class SourcePass:
     def _read(self, result: tuple[int, dict[Any, Any]] | None, error: BaseException | None) -> None:
         """The next batch has been read."""
         self._is_reading = False
-        if self._ending.has_begun:
+        if self._scope.closing:
             return
         if result is None:
             self._exhausted = True
@@ -392,7 +407,7 @@ class SourcePass:
         else:
             self._upload(*result)
             self._fill()
-        self._wake()
+        self.wake()
 
     def _upload(self, number: int, parts: dict[Any, Any]) -> None:
         upload = BatchUpload(self.stream(number))
@@ -404,7 +419,7 @@ class SourcePass:
             self._exhausted = True
             self._loading.append(_Loading(number, None, error))
             if isinstance(error, LEAVES_LOOP):
-                self._wake()
+                self.wake()
                 raise
         else:
             self._loading.append(_Loading(number, upload, None))
@@ -419,16 +434,14 @@ class SourcePass:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def check_caller(self) -> None:
-        """Raise if the source has called."""
-        check_caller(self._reader)
-
     async def aclose(self) -> None:
         """End the reading and the uploads, and close the streams. A task that waits for a batch gets an error."""
-        await self._ending.run(self._close)
+        await self._scope.aclose()
 
-    async def _close(self) -> None:
-        self._wake()
+    def _refuse(self) -> None:
+        self.wake()
+
+    async def _drain(self) -> None:
         deadline = resources_of(self._device).deadline
         try:
             await self._close_source(deadline.left())
@@ -441,6 +454,9 @@ class SourcePass:
                 upload.memory.free()
             streams, self._streams = self._streams, []
             await end_tasks([loop.create_task(_close(stream)) for stream in streams], deadline.left())
+
+    async def _release(self, outcome: Outcome) -> None:
+        """Do nothing: the drain has closed the streams."""
 
     async def _close_source(self, seconds: float) -> None:
         if self._read_task is not None:

@@ -16,7 +16,7 @@ from .._core import STAGING
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._stream_queue import StreamQueue
-from ..errors import BusyError, ClosedError
+from ..errors import ClosedError
 from ..memory._allocator import DeviceMemory
 from ._loop_state import LoopState, LoopStates
 
@@ -63,7 +63,7 @@ class DeviceStreams:
         return [queue.name for loop_state in self._loop_states for queue in loop_state.queues if not queue.closed]
 
     def refuse(self, queue: Queue) -> None:
-        """Refuse new work at once. For callers that `close` several streams one after the other."""
+        """Refuse new work."""
         own = own_queue(queue)
         if not own.ended:
             own.check_loop()
@@ -111,37 +111,6 @@ class DeviceStreams:
         for queue in map(own_queue, streams):
             while not (queue.ended or queue.idle):
                 await queue.settle()
-
-    async def close(self, queue: StreamQueue) -> None:
-        """Refuse new work, wait for what was accepted, then destroy the stream. A cancelled wait leaves it."""
-        if queue.ended:
-            return
-        queue.check_loop()
-        if queue.lent:
-            raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
-        queue.refuse()
-        try:
-            while not (queue.ended or queue.idle):
-                await queue.settle()
-        except BaseException:
-            self.give_up(queue)
-            raise
-        if not queue.ended:  # another task may have closed it meanwhile
-            queue.finish()
-            self._give_back(queue)
-
-    async def close_all(self, streams: Sequence[Queue]) -> None:
-        """`close` several streams, which refuse new work at once. A cancelled wait leaves all of them."""
-        queues = [own_queue(queue) for queue in streams]
-        for queue in queues:
-            self.refuse(queue)
-        try:
-            for queue in queues:
-                await self.close(queue)
-        except BaseException:
-            for queue in queues:
-                self.give_up(queue)
-            raise
 
     def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.

@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import functools
 import itertools
-import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,21 +13,19 @@ from .._base._checks import check_deadline
 from .._base._fault_watch import FaultWatch
 from .._base._label import LABEL
 from .._base._log import log
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
-from .._base._types import ProcessLocal, SourceLine
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
 from ..device import Device
 from ..errors import (
-    AiocudaError,
     BusyError,
     ClosedError,
     DeadlineError,
     DeviceFault,
     DrainTimeoutWarning,
-    ForkedProcessError,
-    NoEventLoopError,
-    WrongLoopError,
 )
 from ..lowlevel import resources_of
 from ._admission import Admission
@@ -54,7 +51,7 @@ Result = TypeVar("Result")
 END_AFTER_CANCEL = 0.1
 
 
-class MicroBatcher(ProcessLocal, Generic[Item, Result]):
+class MicroBatcher(Owner, Generic[Item, Result]):
     """Collects the requests of many tasks, and calls a function with several of them at a time.
 
     ::
@@ -147,9 +144,13 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._delivery: Delivery | None = None
         self._timer: asyncio.TimerHandle | None = None  # for the earliest request
         self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
-        self._process = os.getpid()
+        #: Returns the seconds that running batches have to end.
+        self._drain_time = (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
+        self._scope = Scope(
+            self, "this batcher", "make one in each loop, share the device", "make another one",
+            drain_seconds=self._drain_time, tasks=self._tasks,
+        )  # fmt: skip
         self._is_advancing = self._closing = False
-        self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -237,21 +238,11 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if loop is None:
             raise BusyError("this batcher was not entered: use `async with MicroBatcher(…) as batcher` around submit")
         if asyncio._get_running_loop() is not loop:
-            raise self._wrong_loop()
+            raise self._scope.wrong_loop()
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
         return loop
-
-    def _wrong_loop(self) -> AiocudaError:
-        if os.getpid() != self._process:
-            return ForkedProcessError("this batcher belongs to the parent process: make one in the child, or use spawn")
-        if asyncio._get_running_loop() is None:
-            return NoEventLoopError(
-                "a batcher needs its running event loop: from another thread, use "
-                "asyncio.run_coroutine_threadsafe(batcher.submit(item), loop)"
-            )
-        return WrongLoopError("this batcher belongs to another event loop: make one in each loop, share the device")
 
     def _check_room(self) -> None:
         queued = len(self._queue)
@@ -497,12 +488,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     # -- open and close ------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._closing:
-            raise ClosedError("this batcher has been closed: make another one")
-        if self._loop is not None:
-            raise BusyError("a batcher is entered once: make another one")
-        self._places = Places(self.device, self._options.max_concurrent_batches)
-        self._loop = asyncio.get_running_loop()
+        with self._scope.entering():
+            self._places = Places(self.device, self._options.max_concurrent_batches)
+            self._loop = asyncio.get_running_loop()
         if self.device is not None:
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
         self._delivery = Delivery(self._loop, self._meter)
@@ -510,7 +498,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._close(at_once=kind is not None)
+        await self._scope.exit(kind)
 
     async def aclose(self) -> None:
         """Refuse new requests, complete the accepted ones, and close the streams. A second call waits for the first.
@@ -524,46 +512,40 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         WrongLoopError, NoEventLoopError
             It was called in another loop, or without one.
         """
-        await self._close(at_once=False)
+        await self._scope.aclose()
 
-    async def _close(self, *, at_once: bool) -> None:
-        loop, places = self._loop, self._places
-        if loop is not None and asyncio._get_running_loop() is not loop:
-            raise self._wrong_loop()
-        if asyncio.current_task() in self._tasks:
-            raise BusyError("a batcher waits for its batches when it closes: close it outside of its function")
+    def _refuse(self) -> None:
         self._closing = True
-        if loop is None or places is None:
+        if self._loop is not None:
+            self._advance()  # a batch that waits for further requests begins now
+
+    def _withdraw(self) -> None:
+        self._fail_queued()
+
+    async def _drain(self) -> None:
+        if self._places is not None:
+            await self._answered()
+            # The requests of a batch that still runs were cancelled, or have expired: no caller waits for it.
+            if await self._idle_within(self._drain_time()):
+                await self._places.drain()
+
+    async def _release(self, outcome: Outcome) -> None:
+        """Cancel the functions that have not returned in time, and leave the streams."""
+        if self._places is None:
             return
-        if self._closed is not None and not at_once:
-            await asyncio.wait({self._closed})
-            return
-        self._closed = self._closed or loop.create_future()
         try:
-            if at_once:
-                await self._leave(places, self._drain_time())
-            else:
-                await self._complete(places)
+            if self._tasks or len(self._queue):
+                self._fail_queued()
+                for task in self._tasks:
+                    task.cancel()
+                await finish_within(END_AFTER_CANCEL, self._idle())
         finally:
+            self._places.leave()
             if self._fault_watch is not None:
                 self._fault_watch.stop()
                 self._fault_watch = None
-            if not self._closed.done():
-                self._closed.set_result(None)
-
-    async def _complete(self, places: Places) -> None:
-        try:
-            self._advance()
-            await self._answered()
-            # The requests of a batch that still runs were cancelled, or have expired: no caller waits for it.
-            is_idle = await self._idle_within(self._drain_time())
-            if is_idle:
-                await places.aclose()
-        except BaseException:
-            await self._leave(places, self._drain_time())
-            raise
-        if not is_idle:
-            await self._leave(places, seconds=0.0)
+        if self._running:
+            self._abandon_running()
 
     async def _answered(self) -> None:
         """Wait until each request has its outcome. There are no new ones."""
@@ -571,10 +553,6 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         for future in [request.future for request in requests]:
             if future is not None and not future.done():
                 await asyncio.wait({future})  # one at a time: to wait for 100 000 takes 60 ms of one iteration
-
-    def _drain_time(self) -> float:
-        """Return the seconds that running batches have to end."""
-        return DRAIN_TIMEOUT if self.device is None else resources_of(self.device).deadline.left()
 
     async def _idle(self) -> None:
         """Wait until no request waits, no batch runs, and all outcomes are set."""
@@ -593,21 +571,6 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         except TimeoutError:
             return False
         return True
-
-    async def _leave(self, places: Places, seconds: float) -> None:
-        """Fail the waiting requests, give the running batches ``seconds`` to end, and leave the streams."""
-        self._fail_queued()
-        try:
-            cancelled = (await finish_within(seconds, self._idle()))[1]
-            for task in self._tasks:
-                task.cancel()
-            cancelled = (await finish_within(END_AFTER_CANCEL, self._idle()))[1] or cancelled
-        finally:
-            places.leave()
-        if self._running:
-            self._abandon_running()
-        if cancelled is not None:
-            raise cancelled
 
     def _abandon_running(self) -> None:
         """Fail the requests of functions that go on although they were cancelled."""

@@ -41,16 +41,16 @@ class Places:
         """Return a context manager that takes a place for the time of its block: see `Place`."""
         return Place(self._ring, self._streams, item)
 
-    async def aclose(self) -> None:
-        """Wait for the work of all streams, and close them. A cancellation leaves them."""
-        try:
-            if self._device is not None:
-                await resources_of(self._device).streams.close_all([queue_of(stream) for stream in self._streams])
-        finally:
-            self._ring.free_buffers()
+    async def drain(self) -> None:
+        """Wait for the work of all streams. They accept no more."""
+        if self._device is not None:
+            streams, queues = resources_of(self._device).streams, [queue_of(stream) for stream in self._streams]
+            for queue in queues:
+                streams.refuse(queue)
+            await streams.drain(queues)
 
     def leave(self) -> None:
-        """Close the streams without waiting for their work."""
+        """Close the streams without waiting for their work, if there is any."""
         for stream in self._streams:
             resources_of(self._device).streams.leave(queue_of(stream))
         self._ring.free_buffers()
