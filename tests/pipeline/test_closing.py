@@ -68,20 +68,28 @@ async def test_twenty_handlers_that_time_out_at_the_end_of_their_block_leave_no_
     assert streams(device) == 0
 
 
-async def test_call_after_an_interrupted_one_waits_for_the_items(device: Device, waiting: Waiting) -> None:
+async def test_a_call_that_is_cancelled_waits_for_the_items_and_then_raises(device: Device, waiting: Waiting) -> None:
+    async with waiting.pipeline as pipeline:
+        item = await waiting.begin()
+        asyncio.get_running_loop().call_later(0.03, waiting.released.set)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pipeline.aclose(), 0.001)
+        assert item.result() == 7
+        with pytest.raises(ClosedError):
+            await pipeline.execute_iteration(8)
+        assert streams(device) == 0
+
+
+async def test_a_call_that_is_cancelled_waits_until_the_deadline(device: Device, waiting: Waiting) -> None:
+    device.drain_timeout = 0.05
     async with waiting.pipeline as pipeline:
         item = await waiting.begin()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(pipeline.aclose(), 0.001)
-        with pytest.raises(ClosedError):
-            await pipeline.execute_iteration(8)
-        again = asyncio.create_task(pipeline.aclose())
-        await turns(9)
-        assert not again.done()
+            await asyncio.wait_for(quickly(pipeline.aclose()), 0.001)
+        assert not item.done()
         waiting.released.set()
-        await quickly(again)
-        assert item.result() == 7
-        assert streams(device) == 0
+        await quickly(item)
+    assert streams(device) == 0
 
 
 async def test_second_call_waits_until_the_streams_are_closed(device: Device, waiting: Waiting, latch: Latch) -> None:

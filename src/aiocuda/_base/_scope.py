@@ -43,10 +43,11 @@ class Scope:
     """The life of an object that owns work: open, closing, closed; one loop, one deadline, one end.
 
     `aclose` refuses new work in the object and its children, waits for the accepted work (children last to first), and
-    gives everything back. A second call waits for the same end; only the first call gets its failure. If a call is
+    gives everything back. A second call waits for the same end; only the first call gets its failure. If the call is
     cancelled, the object is left: it withdraws what is on the host; with a deadline it still waits for the rest, until
     the deadline has passed; it gives everything back; then the cancellation is raised. `leave` does the same from the
-    start. A second cancellation does not shorten it, Ctrl-C does.
+    start, and so does the first call, if there is one. A second cancellation does not shorten it, Ctrl-C does. If a
+    second call is cancelled, only its own wait ends.
 
     What runs per operation does not call a scope: the owner makes its own hot paths refuse in `Owner._refuse`.
 
@@ -104,6 +105,11 @@ class Scope:
     def closed(self) -> bool:
         """True after the end."""
         return self._is_closed
+
+    @property
+    def left(self) -> bool:
+        """True if the object has been left: by an exception, or by a call that was cancelled."""
+        return self._left
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -295,7 +301,7 @@ class Scope:
             )
 
     async def _join(self, owner: Owner, *, left: bool) -> None:
-        """Wait for the end that another call has begun. If this call is cancelled, the object is left, too."""
+        """Wait for the end that another call has begun. If the object is left, that one leaves it, too."""
         end = self._end
         if end is None or self._is_closed:
             return
@@ -303,16 +309,11 @@ class Scope:
             while not (end.done() or end.get_loop().is_closed()):  # noqa: ASYNC110 - it can only be looked at
                 await asyncio.sleep(TICK)
             return
-        try:
-            if not left:
-                await asyncio.wait({end})
-        except asyncio.CancelledError:
-            left = True
-            raise
-        finally:
-            if left and not self._is_closed:
-                self._begin_leaving(owner)
-                await finish_shielded(asyncio.wait({end}))
+        if left:
+            self._begin_leaving(owner)
+            await finish_shielded(asyncio.wait({end}))
+        else:
+            await asyncio.wait({end})  # if this call is cancelled, only its own wait ends
 
     async def _run_end(self, owner: Owner, *, left: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -237,7 +237,8 @@ class PipelineItem:
             await self._resources.gates[position].enter(self.number)
         start = self._resources.now()
         if stage.awaits:
-            await self._await_stage(position, stage)
+            with self._resources.scope.inside():
+                await self._await_stage(position, stage)
         else:
             self._enqueue(position, stage)
         if not self._overlap:

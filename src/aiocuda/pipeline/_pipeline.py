@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
+from .._base._owner import Owner
 from .._base._processor import last_level_cache, processors
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import finish_shielded
-from .._base._types import ProcessLocal, SourceLine
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..device import Device
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..lowlevel import resources_of
 from ._advice import PipelineAdvice, advise
 from ._failures import combine, reportable, root_failure, without_closed
@@ -27,7 +30,7 @@ from ._statistics import PipelineStats
 __all__ = ["Pipeline"]
 
 
-class Pipeline(ProcessLocal):
+class Pipeline(Owner):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
     Each stage has a stream of its own. The device orders the work of each stage after that of the stages before it, or
@@ -90,14 +93,16 @@ class Pipeline(ProcessLocal):
         self._device_resources = resources_of(device)
         plan = Plan(stages, streams, replay)
         self.stages = plan.stages
-        self._resources = PipelineResources(device, plan, depth)
+        self._scope = Scope(
+            self, "this pipeline", "make a pipeline in each loop, share the device", "make another one",
+            drain_seconds=lambda: math.inf, wrong_loop=self._device_resources.device_state.wrong_loop,
+        )  # fmt: skip
+        self._resources = PipelineResources(device, plan, depth, self._scope)
         self._run: ActiveRun | None = None  # it has the pipeline to itself
         self._single_index = 0  # of the next item outside a run
         self._single_items = 0  # unfinished items outside a run
-        self._singles_ended: asyncio.Future[None] | None = None  # set while `aclose` waits for them
+        self._singles_ended: asyncio.Future[None] | None = None  # while the end waits for them
         self._open_streams = contextlib.AsyncExitStack()  # for an `async with` block
-        self._releasing = asyncio.Lock()
-        self._closed = False
 
     @property
     def ring(self) -> TripleBuffer:
@@ -182,8 +187,8 @@ class Pipeline(ProcessLocal):
             raise
         finally:
             self._single_items -= 1
-            if self._singles_ended is not None and not self._single_items and not self._singles_ended.done():
-                self._singles_ended.set_result(None)
+            if not self._single_items:
+                self._wake_end()
 
     async def _overlapped(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
         """Yield the results of a run with overlap."""
@@ -287,8 +292,8 @@ class Pipeline(ProcessLocal):
             )
 
     def _check_open(self) -> PipelineResources:
-        if self._closed:
-            raise ClosedError("this pipeline has been closed: make another one")
+        if self._scope.closing:
+            raise self._scope.closed_error()
         return self._resources
 
     def _report_unraised(self, error: BaseException, failures: Iterable[BaseException | None]) -> None:
@@ -341,10 +346,6 @@ class Pipeline(ProcessLocal):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _refuse(self) -> None:
-        """Accept no more items."""
-        self._closed = True
-
     async def aclose(self) -> None:
         """Refuse new items with `ClosedError`, end the active run, and release streams and buffers.
 
@@ -356,18 +357,28 @@ class Pipeline(ProcessLocal):
         WrongLoopError
             The streams are open in another event loop. The call changes nothing.
         """
-        self._resources.check_loop()
-        try:
-            await self._end_run()
-            while self._single_items:
-                if self._singles_ended is None or self._singles_ended.done():
-                    self._singles_ended = asyncio.get_running_loop().create_future()
-                await asyncio.wait({self._singles_ended})
-        finally:
-            await self._release_resources()
+        await self._scope.aclose()
+
+    def _refuse(self) -> None:
+        """Do nothing: each request asks the scope."""
+
+    def _withdraw(self) -> None:
+        self._wake_end()  # from now on, it waits for items until the deadline
+
+    async def _drain(self) -> None:
+        await self._end_run()
+        while self._single_items:
+            seconds = self._device_resources.deadline.left() if self._scope.left else None
+            self._singles_ended = asyncio.get_running_loop().create_future()
+            done, _ = await asyncio.wait({self._singles_ended}, timeout=seconds)
+            if not done:
+                break
+
+    def _wake_end(self) -> None:
+        if self._singles_ended is not None and not self._singles_ended.done():
+            self._singles_ended.set_result(None)
 
     async def _end_run(self) -> None:
-        self._refuse()
         await self._end_abandoned_run()  # it reports its failures itself
         if self._run is not None and self._run.feeds:
             failures: list[BaseException] = []
@@ -377,28 +388,22 @@ class Pipeline(ProcessLocal):
                 self._report(failures)
         await self._end_abandoned_run()
 
-    async def _release_resources(self) -> None:
-        async with self._releasing:  # a second call finds no stream to close, and waits until they are closed
-            try:
-                await self._open_streams.aclose()
-            finally:
-                self._resources.free_buffers()
+    async def _release(self, outcome: Outcome) -> None:
+        if outcome != "done":
+            self._resources.end_late()
+        try:
+            await self._open_streams.aclose()
+        finally:
+            self._resources.free_buffers()
 
     async def __aenter__(self) -> Self:
         resources = self._check_open()
-        resources.check_loop()
+        self._scope.check_loop()
         await self._open_streams.enter_async_context(resources)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            await self.aclose()
-            return
-        self._resources.check_loop()
-        try:
-            await self._end_run()
-        finally:
-            await self._release_resources()
+        await self._scope.exit(kind)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self._resources.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"

@@ -10,6 +10,7 @@ from asyncio import _get_running_loop
 from typing import Self
 
 from .._base._host_use import HostUse
+from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
@@ -53,12 +54,15 @@ class PipelineResources:
         Finds stages that block the loop; None if no stage awaits, or without advice.
     host_use : HostUse
         Measures what runs use of the host.
+    scope : Scope
+        That of the pipeline. It is bound to a loop while the streams are open.
     loop_times : LoopTimes or None
         The time for which stages have the event loop; None if no stage awaits, or in virtual time.
     """
 
-    def __init__(self, device: Device, plan: Plan, depth: int) -> None:
+    def __init__(self, device: Device, plan: Plan, depth: int, scope: Scope) -> None:
         self.device = device
+        self.scope = scope
         self.plan = plan
         self.gates = [OrderedGate(stage.concurrency) for stage in plan.stages] if plan.awaits else []
         self.now = device.driver.now
@@ -75,7 +79,6 @@ class PipelineResources:
         self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
         self._users = 0  # blocks that have the streams open
         self._closings = 0  # ends of the last block that close streams now
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the streams that were opened last
         self._device_is_late = False  # it did not finish with some memory in time
         self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
 
@@ -120,12 +123,9 @@ class PipelineResources:
                 self.device.memory.sweep(reactor)
                 resources_of(self.device).graphs.sweep(reactor)
 
-    def check_loop(self) -> None:
-        """Raise unless the running loop is that of the open streams. Streams that are being closed are open."""
-        if (self._users or self._closings) and _get_running_loop() is not self._loop:
-            raise resources_of(self.device).device_state.wrong_loop(
-                self._loop, "this pipeline", "make a pipeline in each loop, share the device"
-            )
+    def end_late(self) -> None:
+        """The device will not finish in time: close the streams without waiting."""
+        self._device_is_late = True
 
     async def __aenter__(self) -> Self:
         """Open one stream for each group of stages, if no other block has them open."""
@@ -146,8 +146,16 @@ class PipelineResources:
                     await finish_shielded(self._close_streams(streams))
                 finally:
                     self._closings -= 1
+                    self._unbind()
+            else:
+                self._unbind()
+
+    def _unbind(self) -> None:
+        if not (self._users or self._closings):
+            self.scope.unbind()
 
     async def _open_streams(self) -> None:
+        self.scope.bind()
         names, streams = self.plan.names, dict[int, Stream]()
         try:
             for group in self.plan.stream_groups:
@@ -155,8 +163,8 @@ class PipelineResources:
                 streams.update(dict.fromkeys(group, stream))
         except BaseException:
             await self._close_streams(list(dict.fromkeys(streams.values())))
+            self._unbind()
             raise
-        self._loop = asyncio.get_running_loop()
         self.streams = [streams[position] for position in range(len(names))]
         self.queues = [queue_of(stream) for stream in self.streams]
         resources = resources_of(self.device)

@@ -145,7 +145,9 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._timer: asyncio.TimerHandle | None = None  # for the earliest request
         self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
         #: Returns the seconds that running batches have to end.
-        self._drain_time = (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
+        self._drain_time: Callable[[], float] = (
+            (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
+        )
         self._scope = Scope(
             self, "this batcher", "make one in each loop, share the device", "make another one",
             drain_seconds=self._drain_time, tasks=self._tasks,
