@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._owner import Owner
 from ._shutdown import finish_shielded, must_end_now, note_cancelled, shield
+from ._types import SourceLine
 
 __all__ = ["Outcome", "Scope", "wrong_loop"]
 
 #: Whether the accepted work has ended. ``"left"``: nothing has waited for it. ``"late"``: the deadline has passed.
-#: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has.
-Outcome: TypeAlias = Literal["done", "left", "late", "interrupted"]
+#: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has. ``"failed"``: the drain has raised an exception.
+Outcome: TypeAlias = Literal["done", "left", "late", "interrupted", "failed"]
 
 WrongLoop: TypeAlias = Callable[[asyncio.AbstractEventLoop | None, str, str], AiocudaError]
 
@@ -69,8 +72,9 @@ class Scope:
     """
 
     __slots__ = (
-        *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_hurry", "_inside"),
-        *("_is_closed", "_left", "_loop", "_owner", "_process", "_refuses", "_until", "_what", "_wrong_loop"),
+        *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_error", "_hurry"),
+        *("_inside", "_is_closed", "_left", "_loop", "_owner", "_place", "_process", "_refuses", "_until", "_what"),
+        "_wrong_loop",
     )
 
     def __init__(
@@ -91,6 +95,8 @@ class Scope:
         self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
         self._drain: asyncio.Task[None] | None = None
         self._left = False
+        self._place: SourceLine | None = None
+        self._error: BaseException | None = None  # with which the block was left, for the children
         self._hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
         self._until: float | None = None  # the time at which the drain is given up
 
@@ -107,9 +113,19 @@ class Scope:
         return self._is_closed
 
     @property
+    def entered(self) -> bool:
+        """True if the object is or was open, or is being opened: see `entering`."""
+        return self._entered
+
+    @property
     def left(self) -> bool:
         """True if the object has been left: by an exception, or by a call that was cancelled."""
         return self._left
+
+    @property
+    def place(self) -> SourceLine:
+        """The line of the program that ends the object, for warnings about the end."""
+        return self._place or SourceLine.of_caller()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -243,8 +259,9 @@ class Scope:
         """End the object by an exception: refuse, withdraw, wait until the deadline, give everything back."""
         await self._finish(None, left=True)
 
-    async def exit(self, kind: type[BaseException] | None) -> None:
-        """End an ``async with`` block: `aclose`, or `leave` with an exception."""
+    async def exit(self, kind: type[BaseException] | None, error: BaseException | None = None) -> None:
+        """End an ``async with`` block: `aclose`, or with an exception `leave`. Children are left with ``error``."""
+        self._error = error
         await self._finish(None, left=kind is not None)
 
     def abandon(self) -> None:
@@ -274,6 +291,7 @@ class Scope:
             await owner._release("left" if left else "done")
             return
         loop = asyncio.get_running_loop()
+        self._place = SourceLine.of_caller()
         self._end, self._hurry = loop.create_future(), loop.create_future()
         self._until = None if seconds is None else loop.time() + seconds
         try:
@@ -281,7 +299,7 @@ class Scope:
         finally:
             self._is_closed = True
             self._end.set_result(None)
-            self._drain = None
+            self._drain = self._error = None
 
     def _check_caller(self) -> None:
         if self._loop is not None and self._loop.is_closed() and not self._is_closed:
@@ -327,8 +345,7 @@ class Scope:
         elif self._children or owner._unfinished() != 0:
             drain = self._drain = loop.create_task(self._wait_for_all(owner))
             outcome, cancelled = await self._watch(drain, owner)
-            if outcome == "done":
-                failure = drain.exception()
+            failure = drain.exception() if outcome == "failed" else None
         try:
             if self._drain_seconds is None:
                 await owner._release(outcome)
@@ -336,27 +353,31 @@ class Scope:
                 await finish_shielded(owner._release(outcome))
         except asyncio.CancelledError as error:
             cancelled = cancelled or error
-        except BaseException as error:
-            if cancelled is None:
-                raise
-            failure = failure or error
-        if cancelled is not None and failure is not None:
+        except BaseException as error:  # noqa: BLE001 - raised below
+            if failure is not None:
+                error.__context__ = failure
+            failure = error
+        if failure is not None and cancelled is not None:
             message = "aiocuda: an end failed while it was cancelled"
             loop.call_exception_handler({"message": message, "exception": failure})
-        if cancelled is not None:
-            raise cancelled
-        if failure is not None:
-            raise failure
+        raised = cancelled or failure
+        if raised is not None:
+            raise raised
 
     async def _wait_for_all(self, owner: Owner) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(owner._drain)  # after the children, which end last to first
-            for child, scope in self._children:
-                stack.push_async_callback(self._end_child, child, scope)
+        stack = contextlib.AsyncExitStack()
+        stack.push_async_callback(owner._drain)  # after the children, which end last to first
+        for child, _ in self._children:
+            stack.push_async_exit(functools.partial(self._end_child, child))
+        error = self._error
+        await stack.__aexit__(None if error is None else type(error), error, None)
 
-    async def _end_child(self, child: Owner, scope: Scope) -> None:
-        await scope._finish(None, left=self._left)
-        del child  # it was alive until here
+    async def _end_child(
+        self, child: Any, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._left:
+            kind, error = asyncio.CancelledError, asyncio.CancelledError()
+        await child.__aexit__(kind, error, traceback)
 
     async def _watch(self, drain: asyncio.Task[None], owner: Owner) -> tuple[Outcome, asyncio.CancelledError | None]:
         """Wait for the drain until its time is over. A cancellation leaves the object."""
@@ -373,7 +394,7 @@ class Scope:
                 self._begin_leaving(owner)
         note_cancelled(drain)
         if drain.done() and not drain.cancelled():
-            return "done", cancelled
+            return "done" if drain.exception() is None else "failed", cancelled
         drain.cancel()
         if self._left and self._drain_seconds is None:
             return "left", cancelled

@@ -9,12 +9,9 @@ import weakref
 from collections.abc import Collection, Coroutine
 from typing import Any, Literal, TypeVar
 
-from ..errors import DrainTimeoutWarning
-from ._types import SourceLine
-
 __all__ = [
     "DRAIN_TIMEOUT", "DrainDeadline", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
-    "note_cancelled", "shield", "warn_unfinished",
+    "note_cancelled", "shield",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -105,16 +102,6 @@ def shield() -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     block: contextlib.AbstractContextManager[object] = scope(shield=True)
     return block
-
-
-def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
-    """Warn that a device was left with unfinished operations: after ``limit``, or, if that is empty, by Ctrl-C."""
-    SourceLine.of_caller().warn(
-        f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
-        f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
-        "allocated",
-        DrainTimeoutWarning,
-    )
 
 
 #: Tasks whose awaited work was cancelled by the end of the event loop.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import math
 import os
 from asyncio import _get_running_loop
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._statistics import DeviceStatistics
-from .._base._types import Priority, ProcessLocal
+from .._base._types import Priority
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
 from ..device import Device, open_device
 from ..driver import DriverName
@@ -67,7 +68,7 @@ class ContextStatistics(NamedTuple):
     pipelines: tuple[PipelineStats, ...]
 
 
-class ManagedContext(ProcessLocal):
+class ManagedContext(Owner):
     """One object for a device and its parts: streams by purpose, a pool, a coordinator, pipelines, steps.
 
     ::
@@ -103,12 +104,13 @@ class ManagedContext(ProcessLocal):
     ) -> None:
         opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
         self._opening = opening.called("ManagedContext()", "context")
-        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that entered the context
+        self._scope = Scope(
+            self, "this context", "make one in each loop", "make another one by ManagedContext()",
+            drain_seconds=lambda: math.inf,
+        )  # fmt: skip
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}
         self._parts: list[StreamPool | AsyncCoordinator | Pipeline | StepRunner] = []
-        self._closing = False
-        self._ending = asyncio.Lock()  # held while the parts are being closed
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -126,12 +128,9 @@ class ManagedContext(ProcessLocal):
         device = self._device
         if device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
-        self._check_loop(device)
+        if _get_running_loop() not in (self._scope.loop, None):
+            raise self._scope.wrong_loop()
         return device
-
-    def _check_loop(self, device: Device) -> None:
-        if _get_running_loop() not in (self._loop, None):
-            raise resources_of(device).device_state.wrong_loop(self._loop, "this context", "make one in each loop")
 
     @cached_property
     def pool(self) -> StreamPool:
@@ -179,29 +178,17 @@ class ManagedContext(ProcessLocal):
             self._streams[purpose] = owned(stream, "aiocuda.ManagedContext() as context")
         return self._streams[purpose]
 
-    @cached_property
-    def _exit_stack(self) -> contextlib.AsyncExitStack:
-        """The objects to close with the context, the device last. It is made with the first part, or at the end."""
-        stack = contextlib.AsyncExitStack()
-        assert self._device is not None
-        stack.push_async_exit(self._device)
-        return stack
-
     def _part(self, part: AnyPart) -> AnyPart:
         self._check_open(self.device)
-        self._exit_stack.push_async_exit(part)
+        self._scope.adopt(part, part._scope)
         self._parts.append(part)
         return part
 
     def _check_open(self, device: Device) -> None:
-        if self._closing or device.closed:
-            raise ClosedError("this context has been closed: make another one by ManagedContext()")
+        if self._scope.closing or device.closed:
+            raise self._scope.closed_error()
 
     def _refuse(self) -> None:
-        """Refuse new work in all parts at once; then they are closed one after the other."""
-        self._closing = True
-        for part in self._parts:
-            part._refuse()
         for stream in self._streams.values():
             if not stream.closed:
                 resources_of(self._device).streams.refuse_but_accepted(queue_of(stream))
@@ -271,32 +258,35 @@ class ManagedContext(ProcessLocal):
         WrongLoopError
             The context was entered in another event loop. The call changes nothing.
         """
-        if self._device is not None:
-            await self.__aexit__(None, None, None)
+        await self._end(None)
+
+    def _withdraw(self) -> None:
+        resources_of(self._device).deadline.begin()
+
+    async def _drain(self) -> None:
+        """Do nothing: the device waits for the streams of the context."""
+
+    async def _release(self, outcome: Outcome) -> None:
+        """Do nothing: the device has been closed, as the first child."""
 
     async def __aenter__(self) -> Self:
-        if self._loop is not None:
+        if self._scope.entered:
             raise ClosedError("this context has been entered before: make another one by ManagedContext()")
-        self._loop = asyncio.get_running_loop()
-        try:
+        with self._scope.entering():
             self._device = await self._opening
-        except BaseException:
-            self._loop = None
-            raise
+        self._scope.adopt(self._device, self._device._scope)
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
-        assert self._device is not None
-        if self._loop is not None and not self._loop.is_closed():  # of a closed loop, the device can still be closed
-            self._check_loop(self._device)
-        self._refuse()
-        if exc[0] is not None and not self._device.closed:
-            resources_of(self._device).deadline.begin()
-            if self._ending.locked():  # `aclose` waits for accepted work, without a limit of time
-                await self._device.__aexit__(*exc)
-                return
-        async with self._ending:  # a second call finds nothing to close, and waits until all is closed
-            await self._exit_stack.__aexit__(*exc)
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *exc: object) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        if self._device is None:
+            return
+        loop = self._scope.loop
+        if loop is not None and loop.is_closed():  # the device can still be closed
+            self._scope.unbind()
+        await self._scope.exit(None if error is None else type(error), error)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()

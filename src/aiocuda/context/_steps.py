@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy.typing as npt
 
 from .._base._checks import is_coroutine_function, is_function, several
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks, finish_shielded
 from ..completion import Operation
 from ..device import Device, Event
@@ -197,7 +199,7 @@ def _download(slot: Slot) -> list[Operation[npt.NDArray[Any]]]:
     return downloads
 
 
-class StepRunner:
+class StepRunner(Owner):
     """Runs the steps of one context, three at a time. It returns their telemetry in order, each once.
 
     If a step fails, the later steps that have begun are dropped, because they may depend on its results. Its exception
@@ -210,7 +212,9 @@ class StepRunner:
         self._lock = asyncio.Lock()  # held by the call that waits for the oldest step
         self._pipeline: Pipeline | None = None
         self._begun = 0
-        self._closing = self._closed = False  # once closing, no step begins
+        self._closed = False
+        #: Left by an exception, it drops the steps at once. Their end waits for the device.
+        self._scope = Scope(self, "the context", "", "make another one", drain_seconds=lambda: 0.0)
 
     @property
     def ring(self) -> TripleBuffer:
@@ -265,33 +269,30 @@ class StepRunner:
         if pipeline is not None:
             await finish_shielded(_end_dropped(steps, pipeline))
 
-    def _refuse(self) -> None:
-        """Accept no more steps."""
-        self._closing = True
-
     async def aclose(self) -> None:
         """Accept no more steps, wait for those that have begun, and raise the failures that no call has raised."""
-        self._refuse()
-        try:
-            while await self.flush():
-                continue
-        finally:
-            self._closed = True
-            await self.reset()
+        await self._scope.aclose()
+
+    def _refuse(self) -> None:
+        """Do nothing: each step asks the scope."""
+
+    async def _drain(self) -> None:
+        while await self.flush():
+            continue
+
+    async def _release(self, outcome: Outcome) -> None:
+        self._closed = True
+        await self.reset()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            self._closing = self._closed = True
-            await self.reset()
+        await self._scope.exit(kind)
 
     def _opened(self) -> Pipeline:
         """Return the pipeline; the first call makes it."""
-        if self._closing:
+        if self._scope.closing:
             raise ClosedError("the context has been closed: no step begins any more")
         if self._pipeline is None:
             stages = [Stage("upload", _upload), Stage("compute", _compute), Stage("download", _download)]

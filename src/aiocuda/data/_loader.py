@@ -14,7 +14,7 @@ from .._base._mistakes import keywords
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import finish_shielded
-from .._base._types import ProcessLocal, SourceLine
+from .._base._types import ProcessLocal
 from ..device import Device
 from ..errors import (
     BusyError,
@@ -260,7 +260,7 @@ class DataLoader(Owner):
         work = run.close(resources.drain_seconds if seconds is None else seconds)
         self._run_end = asyncio.get_running_loop().create_task(work)
         if not await finish_shielded(self._run_end):
-            SourceLine.of_caller().warn(
+            self._scope.place.warn(
                 "a function of a data loader did not return in time: its thread and its memory are set aside",
                 DrainTimeoutWarning,
             )

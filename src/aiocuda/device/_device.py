@@ -16,9 +16,11 @@ from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import lacks
-from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded, finish_within, warn_unfinished
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
+from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
-from .._base._types import DeviceProperties, Priority, ProcessLocal, SourceLine
+from .._base._types import DeviceProperties, Priority, SourceLine
 from .._core import INTERNAL
 from .._core._form import form
 from ..completion._device_state import DeviceState
@@ -27,7 +29,7 @@ from ..completion._policy import CompletionPolicy
 from ..completion._stream_queue import stream_queue
 from ..completion._submission import SUBMIT_AHEAD
 from ..driver.protocol import Driver
-from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..errors import DeviceFault, DrainTimeoutWarning, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
 from ..memory._allocator import DeviceMemory
 from ..memory._pinned import PinnedBuffer
@@ -62,7 +64,7 @@ _UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
     mem_info="device.memory.statistics() has the figures",
     close="`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
 )
-class Device(ProcessLocal):
+class Device(Owner):
     """One GPU, or the host in its place.
 
     Made by `open_device`. Several loops in several threads may share it; each makes streams of its own.
@@ -82,8 +84,10 @@ class Device(ProcessLocal):
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
-        self._giving_back = False
         self._resources = resources
+        self._scope = Scope(
+            self, repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left
+        )
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -346,18 +350,28 @@ class Device(ProcessLocal):
         A cancellation meanwhile leaves the device, as an exception leaves ``async with``: work on the host is
         withdrawn, and the work that the device has accepted gets `drain_timeout` seconds.
         """
-        if not self.closed:
-            try:
-                await self._drain_for_good()
-            except BaseException:
-                await self._leave()
-                raise
-        await self._release()
+        await self._scope.aclose()
 
-    async def _drain_for_good(self) -> None:
-        """Refuse new work, and wait for the accepted work, in other loops too."""
+    def _refuse(self) -> None:
+        if not self.closed:
+            self._resources.refuse()
+
+    def _withdraw(self) -> None:
+        """Abandon the work on the host of this loop, and begin the time of the rest."""
         resources = self._resources
-        resources.refuse()
+        resources.deadline.begin()
+        loop_state = resources.loop_states.get(asyncio.get_running_loop())
+        for source in () if loop_state is None else loop_state.sources():
+            source.leave()
+        for queue in () if loop_state is None else tuple(loop_state.queues):
+            queue.withdraw_all()
+
+    def _unfinished(self) -> int | None:
+        return 0 if self.closed else None
+
+    async def _drain(self) -> None:
+        """Wait for the accepted work, in other loops too."""
+        resources = self._resources
         await self.drain()
         await resources.device_state.settle()
         while not (self.closed or self.driver.fault):
@@ -369,42 +383,25 @@ class Device(ProcessLocal):
             await self.drain()
         resources.memory.exports.close()  # before the next watchdog's sweep enqueues a marker
 
-    async def _leave(self) -> None:
-        """Leave by an exception or a cancellation: abandon work on the host, wait for the device within a limit."""
-        resources = self._resources
-        resources.deadline.begin()
-        resources.refuse()  # before any task learns that its work was withdrawn
-        loop_state = resources.loop_states.get(asyncio.get_running_loop())
-        try:
-            for source in () if loop_state is None else loop_state.sources():
-                source.leave()
-            for queue in () if loop_state is None else tuple(loop_state.queues):
-                queue.withdraw_all()
-            ended, cancelled = await finish_within(resources.deadline.left(), self._drain_for_good())
-        except BaseException:  # Ctrl-C meanwhile, or the shutdown itself failed: nothing waits any more
+    async def _release(self, outcome: Outcome) -> None:
+        if self.closed:
+            return
+        if outcome == "done":
+            self._resources.mark_closed()
+            await self._give_back()
+        elif outcome == "failed":
             self._abandon()
-            raise
-        if ended == "done":
-            await self._release()
         else:
+            loop_state = self._resources.loop_states.get(asyncio.get_running_loop())
             queues = () if loop_state is None else loop_state.queues
             unfinished = sum(operation.kind is not INTERNAL for queue in queues for operation in queue.pending)
             self._abandon(unfinished)
-            warn_unfinished(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
-        if cancelled is not None:
-            raise cancelled
-
-    async def _release(self) -> None:
-        """Free streams, memory, events and notifiers: all work has passed."""
-        if not self.closed:
-            self._resources.mark_closed()
-            self._giving_back = True
-            try:
-                await finish_shielded(self._give_back())
-            finally:
-                self._giving_back = False
-        while self._giving_back:  # noqa: ASYNC110 - another task, or another loop
-            await asyncio.sleep(TICK)
+            limit = f"within {self.drain_timeout} s" if outcome == "late" else "before the wait was interrupted"
+            self._scope.place.warn(
+                f"{self.name}: {unfinished} operation{'s' * (unfinished != 1)} did not finish {limit}, or threads did "
+                "not; the memory that they may still touch stays allocated",
+                DrainTimeoutWarning,
+            )
 
     async def _give_back(self) -> None:
         resources = self._resources
@@ -458,10 +455,7 @@ class Device(ProcessLocal):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            await self.aclose()
-        elif not self.closed:
-            await self._leave()
+        await self._scope.exit(kind)
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

@@ -389,7 +389,7 @@ class Pipeline(Owner):
         await self._end_abandoned_run()
 
     async def _release(self, outcome: Outcome) -> None:
-        if outcome != "done":
+        if outcome == "interrupted":
             self._resources.end_late()
         try:
             await self._open_streams.aclose()

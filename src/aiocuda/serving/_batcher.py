@@ -16,7 +16,6 @@ from .._base._log import log
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
-from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
 from ..device import Device
@@ -579,7 +578,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         assert self._delivery is not None
         for running in self._running:
             self._delivery.put(zip(running.requests, _left(), strict=False))
-        SourceLine.of_caller().warn(  # after that: a filter may raise the warning
+        self._scope.place.warn(  # after that: a filter may raise the warning
             f"{len(self._running)} batches of a batcher have not ended: their function goes on after its cancellation",
             DrainTimeoutWarning,
         )
