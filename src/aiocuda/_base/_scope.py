@@ -24,14 +24,21 @@ __all__ = ["Outcome", "Scope", "wrong_loop"]
 #: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has. ``"failed"``: the drain has raised an exception.
 Outcome: TypeAlias = Literal["done", "left", "late", "interrupted", "failed"]
 
-WrongLoop: TypeAlias = Callable[[asyncio.AbstractEventLoop | None, str, str], AiocudaError]
+WrongLoop: TypeAlias = Callable[[asyncio.AbstractEventLoop | None, str, str, int], AiocudaError]
 
 #: Seconds between two looks at an end that runs in another event loop.
 TICK = 0.001
 
 
-def wrong_loop(loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
-    """Return the error for the use of ``what`` outside of its loop; None is no loop yet."""
+def wrong_loop(
+    loop: asyncio.AbstractEventLoop | None, what: str, cure: str, process: int | None = None
+) -> AiocudaError:
+    """Return the error for the use of ``what`` outside of its loop, or outside of its process.
+
+    None is no loop yet, and any process.
+    """
+    if process is not None and os.getpid() != process:
+        return ForkedProcessError(f"{what} belongs to the parent process: make one in the child, or use spawn")
     if loop is not None and loop.is_closed():
         return ClosedError(f"the event loop of {what} has been closed: {cure}")
     if _get_running_loop() is None:
@@ -155,11 +162,8 @@ class Scope:
 
     def wrong_loop(self) -> AiocudaError:
         """Return the error for another loop than the object's, or another process."""
-        if os.getpid() != self._process:
-            return ForkedProcessError(
-                f"{self._what} belongs to the parent process: make one in the child, or use spawn"
-            )
-        return self._wrong_loop(self._loop, self._what, self._cure)
+        find = wrong_loop if os.getpid() != self._process else self._wrong_loop
+        return find(self._loop, self._what, self._cure, self._process)
 
     def check(self) -> None:
         """Raise what `check_loop` raises, and `ClosedError` if the object refuses new work."""

@@ -9,8 +9,9 @@ from typing import Any
 from .._base._checks import check_timeout
 from .._base._log import log
 from .._base._mistakes import keywords, lacks
-from .._base._shutdown import finish_within
-from .._base._types import ProcessLocal, SourceLine
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope
+from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from ..errors import CleanupWarning, InvalidTypeError
 from ._dispatcher import Dispatcher
 from ._handle import ReplicaHandle
@@ -28,7 +29,7 @@ _CLOSE = "`await cluster.aclose()` closes it, as the end of `async with` does"
 
 
 @lacks(call=_CALL, submit=_CALL, map=_CALL, close=_CLOSE, shutdown=_CLOSE)
-class Cluster(ProcessLocal):
+class Cluster(Owner):
     """Replicas of the program's classes, each in a process of its own. `open_cluster` opens it.
 
     It belongs to the event loop in which it was opened. A replica that is lost is started again; see `open_cluster`.
@@ -39,7 +40,10 @@ class Cluster(ProcessLocal):
         self._dispatcher = dispatcher
         self._check_class = check_class
         self._spawned = 0  # for the numbers of the objects
-        self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
+        self._scope = Scope(
+            self, "this cluster", "open one in this loop", "open another one by open_cluster",
+            drain_seconds=lambda: DRAIN_TIMEOUT, loop=asyncio.get_running_loop(),
+        )  # fmt: skip
 
     @keywords("the arguments of the class follow it, without keywords")
     async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
@@ -103,39 +107,34 @@ class Cluster(ProcessLocal):
     async def aclose(self, timeout_s: float | None = CLOSE_TIMEOUT) -> None:
         """Refuse new calls, wait for the accepted ones, leave the objects, and end the processes.
 
-        A second call waits for the first. A cancellation ends the wait for the calls; the processes are ended first.
+        A second call waits for the first. If the first call is cancelled, the calls have five more seconds; it raises
+        when the processes have ended.
 
         Parameters
         ----------
         timeout_s
             Seconds that accepted calls have. None for no limit. Calls that need more raise `ReplicaLostError`.
         """
-        limit = check_timeout(timeout_s, "timeout_s")
-        self._dispatcher.check_loop()
+        await self._scope.aclose(check_timeout(timeout_s, "timeout_s"))
+
+    def _refuse(self) -> None:
         self._dispatcher.begin_close()
         self._replicas.begin_close()
-        if self._closed is not None:
-            await asyncio.wait({self._closed})
-            return
-        self._closed = asyncio.get_running_loop().create_future()
-        try:
-            await self._dispatcher.idle_within(limit)
-        finally:
-            try:
-                await self._end()
-            finally:
-                self._closed.set_result(None)
 
-    async def _end(self) -> None:
-        """Leave the objects, and end the processes. Shielded from cancellation."""
+    def _unfinished(self) -> int:
+        return self._dispatcher.calls
+
+    async def _drain(self) -> None:
+        await self._dispatcher.idle()
+
+    async def _release(self, outcome: Outcome) -> None:
+        """Leave the objects, and end the processes. Calls that have no outcome yet raise `ReplicaLostError`."""
         errors: list[str] = []
 
         async def close() -> None:
             errors.extend(await self._replicas.close())
 
-        _, cancelled = await finish_within(2 * LEAVE_SECONDS, close())
+        await finish_within(2 * LEAVE_SECONDS, close())
         log("info", "cluster_closed")
         if errors:
-            SourceLine.of_caller().warn(f"a cluster was closed with errors: {'; '.join(errors)}", CleanupWarning)
-        if cancelled is not None:
-            raise cancelled
+            self._scope.place.warn(f"a cluster was closed with errors: {'; '.join(errors)}", CleanupWarning)

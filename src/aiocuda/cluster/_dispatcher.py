@@ -6,9 +6,10 @@ import asyncio
 import os
 from typing import Any
 
+from .._base._scope import wrong_loop
 from .._processes._failures import text_of
 from .._processes._messages import Buffer
-from ..errors import AiocudaError, ClosedError, ForkedProcessError, InvalidTypeError, NoEventLoopError, WrongLoopError
+from ..errors import ClosedError, InvalidTypeError
 from ._errors import DeadlineError, ReplicaLostError
 from ._messages import Pickler, pack
 from ._replicas import Replicas
@@ -118,23 +119,8 @@ class Dispatcher:
     def check_loop(self) -> None:
         """Raise an error unless the calling code runs on the loop of the cluster."""
         if asyncio._get_running_loop() is not self._loop:
-            raise self._wrong_loop()
+            raise wrong_loop(self._loop, "this cluster", "open one in this loop", self._process)
 
-    def _wrong_loop(self) -> AiocudaError:
-        if os.getpid() != self._process:
-            return ForkedProcessError("this cluster belongs to the parent process: open one in the child, or use spawn")
-        if asyncio._get_running_loop() is None:
-            return NoEventLoopError(
-                "a cluster needs its running event loop: from another thread, use "
-                "asyncio.run_coroutine_threadsafe(handle.call(…), loop)"
-            )
-        return WrongLoopError("this cluster belongs to another event loop: open one in this loop")
-
-    async def idle_within(self, seconds: float | None) -> bool:
-        """Wait until all calls have their outcome; False if that takes more than ``seconds``."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def idle(self) -> None:
+        """Wait until all calls have their outcome."""
+        await self._idle.wait()

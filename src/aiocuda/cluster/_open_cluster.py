@@ -6,7 +6,6 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from .._base._shutdown import DRAIN_TIMEOUT
 from .._base._types import SourceLine
 from .._processes._main_guard import check_main_guard
 from ..errors import BusyError, InvalidTypeError, NoEventLoopError
@@ -75,7 +74,7 @@ class _Opening:
         if kind is None:
             await self._cluster.aclose()
         else:
-            await self._cluster.aclose(DRAIN_TIMEOUT)
+            await self._cluster._scope.leave()
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):

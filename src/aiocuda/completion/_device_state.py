@@ -10,10 +10,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
 from .._core import DeviceFields
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
+from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
 from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
@@ -149,29 +150,27 @@ class DeviceState(DeviceFields):
             "or start the child by spawn"
         )
 
-    def wrong_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
+    def wrong_loop(
+        self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str, process: int | None = None
+    ) -> AiocudaError:
         """Return the error for the use of ``what`` outside of its loop. In a forked child, no loop of the parent runs.
 
         Parameters
         ----------
         loop
             The loop of ``what``; None if it has none yet.
+        process
+            That of ``what``. A device belongs to one process, with all its objects.
         """
         if os.getpid() != self.process:
             return self._forked()
-        if loop is not None and loop.is_closed():
-            return ClosedError(f"the event loop of {what} has been closed: {cure}")
-        if asyncio._get_running_loop() is None:
-            if submitting_loop.get() is not None:
-                return BusyError(
-                    f"{what} was used inside a function of Stream.submit, which only enqueues work of another library: "
-                    "call aiocuda before or after stream.submit(function)"
-                )
-            return NoEventLoopError(
-                f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()); "
-                "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"
+        is_open = loop is None or not loop.is_closed()
+        if is_open and asyncio._get_running_loop() is None and submitting_loop.get() is not None:
+            return BusyError(
+                f"{what} was used inside a function of Stream.submit, which only enqueues work of another library: "
+                "call aiocuda before or after stream.submit(function)"
             )
-        return WrongLoopError(f"{what} belongs to another event loop: {cure}")
+        return wrong_loop(loop, what, cure)
 
     def add_listener(self, listener: object) -> None:
         """Call the listener's hooks from now on. Raise `BusyError` if it listens already."""
