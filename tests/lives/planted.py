@@ -15,7 +15,7 @@ class Bug(PlantedBug):
     """A bug in `Scope`."""
 
     package: ClassVar[str] = "_base"
-    simulation: ClassVar[str] = "tests.lives"
+    simulation: ClassVar[str] = "tests.lives.simulation"
     seeds: ClassVar[int] = 1000
 
 
@@ -24,8 +24,8 @@ BUGS = [
         "second_returns",
         "A second `aclose` returns while the first one still runs.",
         "_scope.py",
-        "        else:\n            await asyncio.wait({self._end})\n",
-        "",
+        "            await asyncio.wait({end})  # if",
+        "            pass  # if",
     ),
     Bug(
         "children_open",
@@ -39,16 +39,17 @@ BUGS = [
         "release_lost",
         "A cancelled `aclose` gives nothing back.",
         "_scope.py",
-        '                failure = drain.exception()\n',
-        '                failure = drain.exception()\n        if cancelled is not None:\n            raise cancelled\n',
+        "        try:\n            if self._drain_seconds is None:\n",
+        "        if cancelled:\n            raise cancelled[0]\n"
+        "        try:\n            if self._drain_seconds is None:\n",
     ),
     Bug(
         "impatient",
         "A second cancellation ends the wait for the accepted work.",
         "_scope.py",
-        "                cancelled = error\n                self._begin_leaving(owner)\n",
-        "                if cancelled is not None:\n                    break\n"
-        "                cancelled = error\n                self._begin_leaving(owner)\n",
+        "                cancelled.append(error)\n                self._begin_leaving(owner)\n",
+        "                cancelled.append(error)\n                self._begin_leaving(owner)\n"
+        "                if len(cancelled) > 1:\n                    break\n",
         "tests/lives/test_scope.py",
     ),
     Bug(

@@ -134,10 +134,11 @@ def test_capsule_released_between_drain_and_close_leaves_no_event() -> None:
         stream, consumer = device.stream(), device.stream()
         buffer = await stream.upload(np.zeros(4))
         capsule = buffer.__dlpack__(stream=handle(consumer))
-        await device._drain_for_good()
+        device._refuse()
+        await device._drain()
         del buffer, capsule
         sweep(stream)
-        await device._release()
+        await device._release("done")
 
     driver = simulated(main)
     assert driver.statistics()["events"] == 0

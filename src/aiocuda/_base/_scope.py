@@ -9,13 +9,13 @@ import math
 import os
 import weakref
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._owner import Owner
-from ._shutdown import finish_shielded, must_end_now, note_cancelled, shield
+from ._shutdown import end_now, finish_shielded, must_end_now, note_cancelled, shield
 from ._types import SourceLine
 
 __all__ = ["Outcome", "Scope", "wrong_loop"]
@@ -81,7 +81,7 @@ class Scope:
     __slots__ = (
         *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_error", "_hurry"),
         *("_inside", "_is_closed", "_left", "_loop", "_owner", "_place", "_process", "_refuses", "_until", "_what"),
-        "_wrong_loop",
+        *("_withdrew", "_wrong_loop"),
     )
 
     def __init__(
@@ -98,14 +98,14 @@ class Scope:
         self._loop = loop
         self._entered = False
         self._children: tuple[tuple[Owner, Scope], ...] = ()
-        self._inside: set[asyncio.Task[Any]] = set() if tasks is None else tasks
+        self._inside = tasks
         self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
         self._drain: asyncio.Task[None] | None = None
-        self._left = False
+        self._left = self._withdrew = False
         self._place: SourceLine | None = None
         self._error: BaseException | None = None  # with which the block was left, for the children
         self._hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
-        self._until: float | None = None  # the time at which the drain is given up
+        self._until: float | None = None  # the time at which the wait for the accepted work is given up
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -209,21 +209,25 @@ class Scope:
     # -- what the object has -------------------------------------------------------------------------------------
 
     def adopt(self, owner: Owner, scope: Scope) -> None:
-        """Refuse with the child, first to last, and end it before this object, last to first."""
+        """Refuse with the child, first to last, and end it before this object, last to first.
+
+        The wait for the children has no limit here: each keeps its own.
+        """
         self._children += ((owner, scope),)
 
     @contextlib.contextmanager
     def inside(self, task: asyncio.Task[Any] | None = None) -> Iterator[None]:
         """Run a function of the object in a block: the task, by default the running one, cannot close the object."""
         task = task or asyncio.current_task()
-        if task is None or task in self._inside:
+        inside = self._inside = set() if self._inside is None else self._inside
+        if task is None or task in inside:
             yield
             return
-        self._inside.add(task)
+        inside.add(task)
         try:
             yield
         finally:
-            self._inside.discard(task)
+            inside.discard(task)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -265,15 +269,14 @@ class Scope:
 
     async def exit(self, kind: type[BaseException] | None, error: BaseException | None = None) -> None:
         """End an ``async with`` block: `aclose`, or with an exception `leave`. Children are left with ``error``."""
-        self._error = error
-        await self._finish(None, left=kind is not None)
+        await self._finish(None, left=kind is not None, error=error)
 
     def abandon(self) -> None:
         """Close without waiting: the loop or the device is gone. Wake the waiters, and give nothing back."""
         owner = self._owner()
         if self._is_closed or owner is None:
             return
-        self._is_closed = True
+        self._close()
         for _, child in self._children:
             child.abandon()
         # A closed loop can call nothing, so the object may fail there, and no task waits that it could wake.
@@ -282,28 +285,37 @@ class Scope:
             owner._withdraw()
         self._refuses = True
 
-    async def _finish(self, seconds: float | None, *, left: bool) -> None:
+    async def _finish(self, seconds: float | None, *, left: bool, error: BaseException | None = None) -> None:
         owner = self._owner()
         assert owner is not None  # it calls
         self._check_caller()
         if self._is_closed or self._end is not None:
             await self._join(owner, left=left)
             return
+        self._left = left
         self.refuse()
         if self._drain_seconds is None and not self._children and (left or owner._unfinished() == 0):
             self._is_closed = True  # before, since the release does not suspend
+            if left:
+                owner._withdraw()
             await owner._release("left" if left else "done")
             return
         loop = asyncio.get_running_loop()
         self._place = SourceLine.of_caller()
         self._end, self._hurry = loop.create_future(), loop.create_future()
         self._until = None if seconds is None else loop.time() + seconds
+        self._error = error
         try:
             await self._run_end(owner, left=left)
         finally:
-            self._is_closed = True
-            self._end.set_result(None)
             self._drain = self._error = None
+            self._close()
+            del error
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._end is not None and not (self._end.done() or self._end.get_loop().is_closed()):
+            self._end.set_result(None)
 
     def _check_caller(self) -> None:
         if self._loop is not None and self._loop.is_closed() and not self._is_closed:
@@ -316,7 +328,7 @@ class Scope:
         if not self._inside and self._drain is None:
             return
         task = asyncio.current_task()
-        if task is not None and (task is self._drain or task in self._inside):
+        if task is not None and (task is self._drain or (self._inside and task in self._inside)):
             raise BusyError(
                 f"{self._what} waits for its own functions when it closes, and one of them has called: close it "
                 "outside of them"
@@ -338,39 +350,36 @@ class Scope:
             await asyncio.wait({end})  # if this call is cancelled, only its own wait ends
 
     async def _run_end(self, owner: Owner, *, left: bool) -> None:
-        loop = asyncio.get_running_loop()
-        cancelled: asyncio.CancelledError | None = None
-        failure: BaseException | None = None
-        outcome: Outcome = "done"
         if left:
             self._begin_leaving(owner)
-        if self._left and self._drain_seconds is None:
-            outcome = "left"
-        elif self._children or owner._unfinished() != 0:
-            drain = self._drain = loop.create_task(self._wait_for_all(owner))
-            outcome, cancelled = await self._watch(drain, owner)
-            failure = drain.exception() if outcome == "failed" else None
+        outcome: Outcome = "left" if self._left and self._drain_seconds is None else "done"
+        failures: list[BaseException] = []
+        cancelled: list[asyncio.CancelledError] = []
+        if self._children:
+            await self._watch(self._end_children(), owner, failures, cancelled, is_limited=False)
+        if outcome == "done" and owner._unfinished() != 0:
+            outcome = await self._watch(owner._drain(), owner, failures, cancelled, is_limited=True)
         try:
             if self._drain_seconds is None:
                 await owner._release(outcome)
             else:
                 await finish_shielded(owner._release(outcome))
         except asyncio.CancelledError as error:
-            cancelled = cancelled or error
+            cancelled.append(error)
         except BaseException as error:  # noqa: BLE001 - raised below
-            if failure is not None:
-                error.__context__ = failure
-            failure = error
-        if failure is not None and cancelled is not None:
-            message = "aiocuda: an end failed while it was cancelled"
-            loop.call_exception_handler({"message": message, "exception": failure})
-        raised = cancelled or failure
-        if raised is not None:
-            raise raised
+            failures.append(error)
+        for failure in failures if cancelled else failures[1:]:
+            message = "aiocuda: an end failed while it was cancelled, or had failed before"
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
+        raised = next(iter((*cancelled, *failures)), None)
+        try:
+            if raised is not None:
+                raise raised
+        finally:
+            del raised, cancelled, failures  # its traceback refers to this frame
 
-    async def _wait_for_all(self, owner: Owner) -> None:
+    async def _end_children(self) -> None:
         stack = contextlib.AsyncExitStack()
-        stack.push_async_callback(owner._drain)  # after the children, which end last to first
         for child, _ in self._children:
             stack.push_async_exit(functools.partial(self._end_child, child))
         error = self._error
@@ -383,38 +392,46 @@ class Scope:
             kind, error = asyncio.CancelledError, asyncio.CancelledError()
         await child.__aexit__(kind, error, traceback)
 
-    async def _watch(self, drain: asyncio.Task[None], owner: Owner) -> tuple[Outcome, asyncio.CancelledError | None]:
-        """Wait for the drain until its time is over. A cancellation leaves the object."""
+    async def _watch(
+        self, work: Coroutine[Any, Any, None], owner: Owner, failures: list[BaseException],
+        cancelled: list[asyncio.CancelledError], *, is_limited: bool,
+    ) -> Outcome:  # fmt: skip
+        """Wait for the work, until its time is over if it ``is_limited``. A cancellation leaves the object."""
         loop = asyncio.get_running_loop()
-        cancelled: asyncio.CancelledError | None = None
-        while not drain.done():
-            seconds = None if self._until is None else self._until - loop.time()
+        task = self._drain = loop.create_task(work)
+        if must_end_now():
+            end_now(task)
+            self._until = loop.time()
+        while not task.done():
+            seconds = None if self._until is None or not is_limited else self._until - loop.time()
             if seconds is not None and seconds <= 0:
                 break
             try:
-                await self._wait(drain, seconds, shielded=cancelled is not None)
+                await self._wait(task, seconds, shielded=bool(cancelled))
             except asyncio.CancelledError as error:
-                cancelled = error
+                cancelled.append(error)
                 self._begin_leaving(owner)
-        note_cancelled(drain)
-        if drain.done() and not drain.cancelled():
-            return "done" if drain.exception() is None else "failed", cancelled
-        drain.cancel()
+        note_cancelled(task)
+        if task.done() and not task.cancelled():
+            failure = task.exception()
+            failures += () if failure is None else (failure,)
+            return "done" if failure is None else "failed"
+        task.cancel()
         if self._left and self._drain_seconds is None:
-            return "left", cancelled
-        return ("interrupted" if must_end_now() or drain.cancelled() else "late"), cancelled
+            return "left"
+        return "interrupted" if must_end_now() or task.cancelled() else "late"
 
-    async def _wait(self, drain: asyncio.Task[None], seconds: float | None, *, shielded: bool) -> None:
+    async def _wait(self, task: asyncio.Task[None], seconds: float | None, *, shielded: bool) -> None:
         assert self._hurry is not None
-        wake = {drain} if self._hurry.done() else {drain, self._hurry}
+        wake = {task} if self._hurry.done() else {task, self._hurry}
         with shield() if shielded else contextlib.nullcontext():
             await asyncio.wait(wake, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def _begin_leaving(self, owner: Owner) -> None:
         """Withdraw what is on the host, and give the accepted work its time."""
-        if self._left or self._is_closed:
+        if self._withdrew or self._is_closed:
             return
-        self._left = True
+        self._left = self._withdrew = True
         owner._withdraw()
         seconds = 0.0 if self._drain_seconds is None or must_end_now() else self._drain_seconds()
         if seconds < math.inf:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any, Literal, TypeVar
 
 __all__ = [
-    "DRAIN_TIMEOUT", "DrainDeadline", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
+    "DRAIN_TIMEOUT", "DrainDeadline", "end_now", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "note_cancelled", "shield",
 ]  # fmt: skip
 
@@ -113,6 +113,11 @@ def note_cancelled(work: asyncio.Task[Any]) -> None:
     waiting = asyncio.current_task()
     if work.cancelled() and waiting is not None:
         _must_end_now.add(waiting)
+
+
+def end_now(task: asyncio.Task[Any]) -> None:
+    """Give a task that has to end at once, for the running task that has to, no more time either."""
+    _must_end_now.add(task)
 
 
 def must_end_now() -> bool:

@@ -36,6 +36,8 @@ class _Opening:
         self._begun = False
 
     async def __aenter__(self) -> Cluster:
+        if self._cluster is not None and self._cluster._scope.closing:
+            raise self._cluster._scope.closed_error()
         if self._begun:
             raise BusyError("a cluster is opened once: call open_cluster again")
         self._begun = True

@@ -17,7 +17,7 @@ from .._base._scope import Outcome, Scope
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
 from ..device import Device, Event
-from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
+from ..errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
 from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, queue_of, resources_of
 from ..memory import DeviceBuffer
@@ -455,7 +455,8 @@ class AsyncCoordinator(Owner):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _refuse(self) -> None:
-        self._scheduler.refuse()
+        if not self._scope.left:  # otherwise the release withdraws what is registered
+            self._scheduler.refuse()
 
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for all registered operations, then close the streams.
@@ -468,6 +469,8 @@ class AsyncCoordinator(Owner):
         """
         await self._end(None)
         failures = self._scheduler.read_all()
+        if self._scope.left:  # by another task; its operations on the host were withdrawn, which is no failure
+            failures = [failure for failure in failures if not isinstance(failure, ClosedError)]
         if failures:
             raise _combined(failures)
 

@@ -344,7 +344,9 @@ class SyncBatches(ProcessLocal):
                 "sync_loader() blocks its thread, and this one runs an event loop: use "
                 "`async with aiocuda.data.DataLoader(device, …) as loader`"
             )
-        if self._closed or self._finalizer is not None:
+        if self._closed:
+            raise ClosedError("this loader has been closed: make another one")
+        if self._finalizer is not None:
             raise BusyError("a loader is entered once: make another one")
         # It also ends the thread at the end of the program.
         self._finalizer = weakref.finalize(self, self._thread.drop)

@@ -452,6 +452,8 @@ class Device(Owner):
             )
 
     async def __aenter__(self) -> Self:
+        if self._scope.closing:
+            raise self._scope.closed_error()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:

@@ -1,0 +1,585 @@
+"""Scope: one end for everything that owns work, whatever calls it, cancels it or fails in it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+import anyio
+import pytest
+
+from aiocuda import BusyError, ClosedError, NoEventLoopError, WrongLoopError
+from aiocuda._base._owner import Owner
+from aiocuda._base._scope import Outcome, Scope
+from aiocuda.testing import SimulatedLoop
+from tests.helpers import quickly, turns
+
+#: Virtual seconds of a deadline.
+DEADLINE = 5.0
+
+
+class Thing(Owner):
+    """An owner that notes what its scope calls. Its work ends when ``gate`` is set."""
+
+    def __init__(self, name: str = "thing", *, seconds: float | None = None, log: list[str] | None = None) -> None:
+        self.name = name
+        self.log: list[str] = [] if log is None else log
+        self.gate = asyncio.Event()
+        self.failures: dict[str, BaseException] = {}
+        self.unfinished: int | None = None
+        drain_seconds: Callable[[], float] | None = None if seconds is None else lambda: seconds
+        self.scope = Scope(self, "this thing", "make one here", "make another one", drain_seconds=drain_seconds)
+        self.scope.bind()
+
+    def _note(self, what: str) -> None:
+        self.log.append(what if self.name == "thing" else f"{self.name} {what}")
+        if what in self.failures:
+            raise self.failures[what]
+
+    def _refuse(self) -> None:
+        self._note("refuse")
+
+    def _withdraw(self) -> None:
+        self._note("withdraw")
+
+    def _unfinished(self) -> int | None:
+        return self.unfinished
+
+    async def _drain(self) -> None:
+        self._note("drain")
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self._note("drain cancelled")
+            raise
+        self._note("drained")
+
+    async def _release(self, outcome: Outcome) -> None:
+        self._note(f"release {outcome}")
+
+    async def __aenter__(self) -> Self:
+        self.scope.enter()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *exc: object) -> None:
+        await self.scope.exit(kind, error)
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Run a test in virtual time."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+
+
+def in_virtual_time(test: Callable[[], Any]) -> Callable[[], None]:
+    def wrapped() -> None:
+        run(test)
+
+    wrapped.__name__, wrapped.__doc__ = test.__name__, test.__doc__
+    return wrapped
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# -- the order -------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_end_refuses_then_drains_then_releases() -> None:
+    thing = Thing()
+    end = asyncio.ensure_future(thing.scope.aclose())
+    await turns(3)
+    assert thing.log == ["refuse", "drain"]
+    assert (thing.scope.closing, thing.scope.closed) == (True, False)
+    thing.gate.set()
+    await quickly(end)
+    assert thing.log == ["refuse", "drain", "drained", "release done"]
+    assert thing.scope.closed
+    await thing.scope.aclose()
+    await thing.scope.leave()
+    assert len(thing.log) == 4
+
+
+@in_virtual_time
+async def test_without_unfinished_work_the_end_does_not_suspend() -> None:
+    thing = Thing()
+    thing.unfinished = 0
+    end = thing.scope.aclose()
+    with pytest.raises(StopIteration):
+        end.send(None)
+    assert thing.log == ["refuse", "release done"]
+
+
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+def test_block_with_an_exception_withdraws(seconds: float | None) -> None:
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        began = now()
+        with pytest.raises(ZeroDivisionError):
+            async with thing:
+                asyncio.get_running_loop().call_later(1.0, thing.gate.set)
+                raise ZeroDivisionError
+        if seconds is None:
+            assert thing.log == ["refuse", "withdraw", "release left"]
+            assert now() - began < 0.01
+        else:
+            assert thing.log == ["refuse", "withdraw", "drain", "drained", "release done"]
+            assert now() - began == pytest.approx(1.0, abs=0.01)
+
+    run(main)
+
+
+@in_virtual_time
+async def test_deadline_ends_the_wait_of_an_object_that_is_left() -> None:
+    thing = Thing(seconds=DEADLINE)
+    began = now()
+    with pytest.raises(ZeroDivisionError):
+        async with thing:
+            raise ZeroDivisionError
+    assert thing.log == ["refuse", "withdraw", "drain", "drain cancelled", "release late"]
+    assert now() - began == pytest.approx(DEADLINE, abs=0.01)
+
+
+@in_virtual_time
+async def test_a_limit_of_the_call_ends_its_wait() -> None:
+    thing = Thing(seconds=DEADLINE)
+    began = now()
+    await thing.scope.aclose(1.0)
+    assert thing.log == ["refuse", "drain", "drain cancelled", "release late"]
+    assert now() - began == pytest.approx(1.0, abs=0.01)
+
+
+# -- cancellation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+@pytest.mark.parametrize("by", ["asyncio", "anyio"])
+def test_cancelled_end_is_raised_after_the_release(seconds: float | None, by: str) -> None:
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        began = now()
+        asyncio.get_running_loop().call_later(1.0, thing.gate.set)
+        with pytest.raises(TimeoutError):
+            if by == "asyncio":
+                async with asyncio.timeout(0.1):
+                    await thing.scope.aclose()
+            else:
+                with anyio.fail_after(0.1):
+                    await thing.scope.aclose()
+        left = ["refuse", "drain", "withdraw"]
+        expected = [*left, "release left"] if seconds is None else [*left, "drained", "release done"]
+        assert [each for each in thing.log if each != "drain cancelled"] == expected
+        assert now() - began == pytest.approx(0.1 if seconds is None else 1.0, abs=0.01)
+        assert thing.scope.closed
+
+    run(main)
+
+
+@in_virtual_time
+async def test_a_second_cancellation_does_not_shorten_the_drain() -> None:
+    thing = Thing(seconds=DEADLINE)
+    end = asyncio.ensure_future(thing.scope.aclose())
+    await turns(2)
+    for _ in range(3):
+        end.cancel()
+        await asyncio.sleep(0.5)
+        assert not end.done()
+    assert "release" not in " ".join(thing.log)
+    thing.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(end)
+    assert thing.log == ["refuse", "drain", "withdraw", "drained", "release done"]
+
+
+@in_virtual_time
+async def test_a_cancelled_scope_of_anyio_does_not_spin_during_the_drain() -> None:
+    thing = Thing(seconds=DEADLINE)
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+        if not thing.scope.closed:
+            asyncio.get_running_loop().call_soon(count)
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        end = thing.scope.aclose()
+        asyncio.get_running_loop().call_later(1.0, thing.gate.set)
+        await end
+    assert thing.log[-1] == "release done"
+
+
+# -- several callers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+def test_a_second_call_waits_for_the_same_end(seconds: float | None) -> None:
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        ends = [asyncio.ensure_future(thing.scope.aclose()) for _ in range(3)]
+        await turns(5)
+        assert not any(end.done() for end in ends)
+        thing.gate.set()
+        await quickly(asyncio.gather(*ends))
+        assert thing.log == ["refuse", "drain", "drained", "release done"]
+
+    run(main)
+
+
+@in_virtual_time
+async def test_only_the_first_call_gets_the_failure() -> None:
+    thing = Thing(seconds=DEADLINE)
+    thing.failures["drained"] = ValueError("lost")
+    thing.gate.set()
+    found = await asyncio.gather(*(thing.scope.aclose() for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in found] == [ValueError, type(None), type(None)]
+    assert thing.log[-1] == "release failed"
+    await thing.scope.aclose()
+
+
+@in_virtual_time
+async def test_a_second_call_that_is_cancelled_ends_its_own_wait_alone() -> None:
+    thing = Thing(seconds=DEADLINE)
+    first = asyncio.ensure_future(thing.scope.aclose())
+    await turns(2)
+    second = asyncio.ensure_future(thing.scope.aclose())
+    await turns(2)
+    second.cancel()
+    await asyncio.wait({second}, timeout=0.1)
+    assert second.cancelled()
+    assert not first.done()
+    assert "withdraw" not in thing.log
+    thing.gate.set()
+    await quickly(first)
+
+
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+def test_a_block_that_is_left_hurries_the_end_of_another_task(seconds: float | None) -> None:
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        began = now()
+        first = asyncio.ensure_future(thing.scope.aclose())
+        await turns(2)
+        with pytest.raises(ZeroDivisionError):
+            async with asyncio.timeout(100):
+                await thing.scope.leave()
+                raise ZeroDivisionError
+        assert first.done()
+        assert "withdraw" in thing.log
+        assert now() - began == pytest.approx(seconds or 0.0, abs=0.01)
+
+    run(main)
+
+
+@in_virtual_time
+async def test_a_function_of_the_object_cannot_close_it() -> None:
+    thing = Thing(seconds=DEADLINE)
+
+    async def function() -> None:
+        with thing.scope.inside():
+            with pytest.raises(BusyError, match="this thing waits for its own functions when it closes"):
+                await thing.scope.aclose()
+            await asyncio.sleep(0.1)
+            with pytest.raises(BusyError, match="close it outside of them"):
+                await thing.scope.leave()
+
+    running = asyncio.ensure_future(function())
+    await turns(2)
+    assert thing.log == []  # the first call has changed nothing
+    end = asyncio.ensure_future(thing.scope.aclose())
+    await quickly(running)
+    thing.gate.set()
+    await quickly(end)
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_an_object_that_cannot_refuse_stays_open() -> None:
+    thing = Thing()
+    thing.failures["refuse"] = BusyError("lent")
+    with pytest.raises(BusyError, match="lent"):
+        await thing.scope.aclose()
+    assert (thing.scope.closing, thing.scope.closed) == (False, False)
+    thing.scope.check()
+    del thing.failures["refuse"]
+    thing.gate.set()
+    await quickly(thing.scope.aclose())
+    assert thing.scope.closed
+
+
+@pytest.mark.parametrize("where", ["drained", "release done"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_failure_of_the_end_is_raised_once_and_the_object_is_closed(where: str, error: type[BaseException]) -> None:
+    things: list[Thing] = []
+
+    async def main() -> None:
+        thing = Thing(seconds=DEADLINE)
+        things.append(thing)
+        thing.failures[where] = error("lost")
+        thing.gate.set()
+        await thing.scope.aclose()
+
+    with pytest.raises(error):
+        run(main)
+    assert things[0].scope.closed
+    assert things[0].log[-1] == ("release done" if where == "release done" else "release failed")
+
+
+@in_virtual_time
+async def test_failure_of_a_cancelled_end_is_reported() -> None:
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+    thing = Thing(seconds=DEADLINE)
+    failure = thing.failures["drained"] = ValueError("lost")
+    end = asyncio.ensure_future(thing.scope.aclose())
+    await turns(2)
+    end.cancel()
+    await turns(2)
+    thing.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(end)
+    assert reported == [failure]
+
+
+@in_virtual_time
+async def test_a_failed_end_is_held_by_nothing() -> None:
+    class LostError(Exception):
+        pass
+
+    thing = Thing(seconds=DEADLINE)
+    thing.failures["drained"] = failure = LostError("lost")
+    thing.gate.set()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(LostError):
+            await thing.scope.aclose()
+        await turns(2)
+        dropped = weakref.ref(failure)
+        thing.failures.clear()
+        del failure
+        await turns(2)
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+# -- children --------------------------------------------------------------------------------------------------------
+
+
+def family(seconds: float | None = DEADLINE) -> tuple[Thing, list[Thing]]:
+    parent = Thing("parent", seconds=DEADLINE)
+    children = [Thing(name, seconds=seconds, log=parent.log) for name in ("first", "second")]
+    for child in children:
+        parent.scope.adopt(child, child.scope)
+        child.gate.set()
+    parent.gate.set()
+    return parent, children
+
+
+@in_virtual_time
+async def test_children_refuse_first_to_last_and_end_last_to_first() -> None:
+    parent, _ = family()
+    await parent.scope.aclose()
+    assert [each for each in parent.log if "drained" not in each] == [
+        "parent refuse", "first refuse", "second refuse",
+        "second drain", "second release done", "first drain", "first release done",
+        "parent drain", "parent release done",
+    ]  # fmt: skip
+
+
+@in_virtual_time
+async def test_children_are_left_with_their_parent() -> None:
+    parent, children = family(seconds=None)
+    with pytest.raises(ZeroDivisionError):
+        async with parent:
+            children[0].gate.clear()
+            raise ZeroDivisionError
+    assert parent.log == [
+        "parent refuse", "first refuse", "second refuse", "parent withdraw",
+        "second withdraw", "second release left", "first withdraw", "first release left",
+        "parent drain", "parent drained", "parent release done",
+    ]  # fmt: skip
+
+
+@in_virtual_time
+async def test_a_child_whose_end_runs_is_hurried_if_its_parent_is_left() -> None:
+    parent, children = family(seconds=1.0)
+    children[1].gate.clear()
+    end = asyncio.ensure_future(parent.scope.aclose())
+    await asyncio.sleep(100)
+    began = now()
+    end.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(end)
+    assert now() - began == pytest.approx(1.0, abs=0.01)
+    assert "second release late" in parent.log
+    assert parent.log[-1] == "parent release done"
+
+
+@in_virtual_time
+async def test_failure_of_a_child_does_not_stop_the_other_ends() -> None:
+    parent, children = family()
+    children[1].failures["drained"] = ValueError("lost")
+    with pytest.raises(ValueError, match="lost"):
+        await parent.scope.aclose()
+    assert all(each.scope.closed for each in (parent, *children))
+
+
+@in_virtual_time
+async def test_refused_child_can_still_be_ended_by_itself() -> None:
+    parent, (first, _) = family()
+    parent.scope.refuse()
+    with pytest.raises(ClosedError, match="this thing has been closed: make another one"):
+        first.scope.check()
+    await first.scope.aclose()
+    await parent.scope.aclose()
+    assert parent.log.count("first drain") == 1
+
+
+# -- loops -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_another_loop_changes_nothing() -> None:
+    thing = Thing()
+    found: list[BaseException] = []
+
+    def close() -> None:
+        for end in (thing.scope.aclose, thing.scope.leave):
+            try:
+                asyncio.run(end())
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                found.append(error)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert [type(error) for error in found] == [WrongLoopError, WrongLoopError]
+    assert "this thing belongs to another event loop: make one here" in str(found[0])
+    assert thing.log == []
+    thing.gate.set()
+    await quickly(thing.scope.aclose())
+
+
+def test_without_a_loop_there_is_an_error() -> None:
+    things: list[Thing] = []
+
+    async def main() -> None:
+        things.append(Thing())
+
+    asyncio.run(main())
+    with pytest.raises(ClosedError, match="the event loop of this thing has been closed"):
+        things[0].scope.check()
+    scope = Scope(things[0], "this thing", "make one here", "make another one")
+    with pytest.raises(NoEventLoopError, match="this thing needs its running event loop"):
+        scope.check()
+
+
+def test_after_its_loop_was_closed_it_is_abandoned() -> None:
+    things: list[Thing] = []
+
+    async def first() -> None:
+        parent, children = family()
+        things.extend((parent, *children))
+
+    async def second() -> None:
+        with pytest.raises(ClosedError, match="the event loop of this thing has been closed"):
+            await things[0].scope.aclose()
+        assert all(thing.scope.closed for thing in things)
+        assert not any("drain" in each or "release" in each for each in things[0].log)
+        await things[0].scope.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+@pytest.mark.asyncio
+async def test_an_object_without_a_loop_ends_once_for_all_loops() -> None:
+    thing = Thing(seconds=DEADLINE)
+    thing.scope.unbind()
+    first = asyncio.ensure_future(thing.scope.aclose())
+    await turns(2)
+    begun, found = threading.Event(), list[float]()
+
+    def close() -> None:
+        async def main() -> None:
+            begun.set()
+            await thing.scope.aclose()
+            found.append(1.0)
+
+        asyncio.run(main())
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    await asyncio.to_thread(begun.wait)
+    assert not found
+    thing.gate.set()
+    await quickly(first)
+    await asyncio.to_thread(thread.join)
+    assert found
+    assert thing.log.count("drain") == 1
+
+
+# -- entering --------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_entered_again_after_the_end_it_is_closed() -> None:
+    thing = Thing()
+    thing.gate.set()
+    async with thing:
+        pass
+    with pytest.raises(ClosedError, match="this thing has been closed: make another one"):
+        async with thing:
+            pass
+    with pytest.raises(ClosedError), thing.scope.entering():
+        pass
+
+
+@in_virtual_time
+async def test_entered_once() -> None:
+    thing = Thing()
+    with pytest.raises(ZeroDivisionError), thing.scope.entering():
+        raise ZeroDivisionError
+    with thing.scope.entering(), pytest.raises(BusyError, match="this thing is entered once"), thing.scope.entering():
+        pass
+    with pytest.raises(BusyError, match="make another one"), thing.scope.entering():
+        pass
+
+
+# -- the end of the program ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_child", [False, True])
+def test_loop_that_ends_gives_the_drain_no_more_time(with_child: bool) -> None:
+    """A second Ctrl-C ends the loop, which cancels all tasks, the drain included."""
+    things: list[Thing] = []
+
+    async def main() -> None:
+        thing = Thing(seconds=1000.0)
+        things.append(thing)
+        if with_child:
+            child = Thing("child", seconds=1000.0, log=thing.log)
+            thing.scope.adopt(child, child.scope)
+        task = asyncio.ensure_future(thing.scope.aclose())
+        await turns(3)
+        things.append(task)  # type: ignore[arg-type]
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+        began = runner.get_loop().time()
+        assert "drain" in " ".join(things[0].log)
+        loop = runner.get_loop()
+    assert loop.time() - began < 1.0
+    assert things[0].scope.closed
+    assert "release interrupted" in " ".join(things[0].log)
