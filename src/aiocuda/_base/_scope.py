@@ -78,11 +78,16 @@ class Scope:
         Returns the error for another loop.
     """
 
-    __slots__ = (
-        *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_error", "_hurry"),
-        *("_inside", "_is_closed", "_left", "_loop", "_owner", "_place", "_process", "_refuses", "_until", "_what"),
-        *("_withdrew", "_wrong_loop"),
-    )
+    # Class attributes, since a stream makes its scope for its end, where most of them stay as they are.
+    _refuses = _is_closed = _entered = False
+    _left = _withdrew = False
+    _children: tuple[tuple[Owner, Scope], ...] = ()
+    _end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
+    _drain: asyncio.Task[None] | None = None  # the wait for the children, or for the accepted work
+    _place: SourceLine | None = None
+    _error: BaseException | None = None  # with which the block was left, for the children
+    _hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
+    _until: float | None = None  # the time at which the wait for the accepted work is given up
 
     def __init__(
         self, owner: Owner, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
@@ -94,18 +99,8 @@ class Scope:
         self._drain_seconds = drain_seconds
         self._wrong_loop = wrong_loop
         self._process = os.getpid()
-        self._refuses = self._is_closed = False
         self._loop = loop
-        self._entered = False
-        self._children: tuple[tuple[Owner, Scope], ...] = ()
         self._inside = tasks
-        self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
-        self._drain: asyncio.Task[None] | None = None
-        self._left = self._withdrew = False
-        self._place: SourceLine | None = None
-        self._error: BaseException | None = None  # with which the block was left, for the children
-        self._hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
-        self._until: float | None = None  # the time at which the wait for the accepted work is given up
 
     # -- checks --------------------------------------------------------------------------------------------------
 

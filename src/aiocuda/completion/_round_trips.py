@@ -107,6 +107,10 @@ class RoundTripWatch:
             reactor.device_state.remove_listener(probe)
 
 
+#: Names of streams in a message: a program that opens a stream for each request has thousands.
+MOST_NAMES = 4
+
+
 class _Trips:
     """Round trips of one topic: their number, the time that they cost, and their lines."""
 
@@ -119,12 +123,20 @@ class _Trips:
         self.places: dict[tuple[str, int], SourceLine] = {}
         self.names: dict[str, None] = {}  # of the streams
 
+    def shown_names(self, link: str) -> str:
+        """Return the names of the streams, a few of many."""
+        names = list(self.names)
+        if len(names) > MOST_NAMES:
+            names[MOST_NAMES:] = ["others"]
+        return link.join(names)
+
     def add(self, line: SourceLine, idle: float, *names: str) -> None:
         self.count += 1
         self.idle += max(idle, 0.0)
         self.lines[line.file, line.line] += 1
         self.places[line.file, line.line] = line
-        self.names.update(dict.fromkeys(names))
+        if len(self.names) <= MOST_NAMES:
+            self.names.update(dict.fromkeys(names))
 
     def most_common_line(self) -> SourceLine:
         return self.places[self.lines.most_common(1)[0][0]]
@@ -248,7 +260,7 @@ def _advise_chain(trips: _Trips, idle: float) -> None:
     advise(
         "round trips",
         trips.most_common_line(),
-        f"{trips.count} times a task awaited an operation of {' and '.join(trips.names)} before it enqueued the next "
+        f"{trips.count} times a task awaited an operation of {trips.shown_names(' and ')} before it enqueued the next "
         f"one, and the device had no work for {idle:.0%} of the time: enqueue the operations one after the other, and "
         "await only the last one, or aiocuda.gather(*operations)",
     )
@@ -259,6 +271,6 @@ def _advise_streams(trips: _Trips, idle: float) -> None:
         "host waits",
         trips.most_common_line(),
         f"{trips.count} times a task awaited an operation of one stream before it enqueued the next one on another "
-        f"stream ({', '.join(trips.names)}), and the device had no work for {idle:.0%} of the time: let the stream "
+        f"stream ({trips.shown_names(', ')}), and the device had no work for {idle:.0%} of the time: let the stream "
         "wait on the device, stream.wait(operation), or use an AsyncCoordinator or a Pipeline, which do that",
     )
