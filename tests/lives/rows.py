@@ -77,8 +77,8 @@ class Row:
         Whether any loop may end it.
     must_enter
         Whether its `aclose` needs an ``__aenter__`` before.
-    is_heavy
-        Whether 20 of them take seconds.
+    handlers
+        How many handlers time out at once.
     """
 
     make: Make
@@ -87,7 +87,7 @@ class Row:
     bound: bool = True
     any_loop: bool = False
     must_enter: bool = False
-    is_heavy: bool = False
+    handlers: int = 20
 
 
 #: Of classes that use a device, and of those that open devices.
@@ -194,13 +194,13 @@ async def device_batches(device: Device) -> AsyncIterator[Life]:
     yield Life(batches, work)
 
 
-@row("Device", DEVICES, drains=True, bound=False, any_loop=True, is_heavy=True)
+@row("Device", DEVICES, drains=True, bound=False, any_loop=True)
 async def device(device: Device) -> AsyncIterator[Life]:
     device = await aiocuda.open_device(driver="host")
     yield Life(device, _spin(device.stream()))
 
 
-@row("ManagedContext", DEVICES, drains=True, bound=False, must_enter=True, is_heavy=True)
+@row("ManagedContext", DEVICES, drains=True, bound=False, must_enter=True)
 async def managed_context(device: Device) -> AsyncIterator[Life]:
     context = ManagedContext(driver="host")
 
@@ -241,7 +241,7 @@ class _OpenedCluster:
         await handle.call("wait")
 
 
-@row("Cluster", DEVICES, drains=True, must_enter=True, is_heavy=True)
+@row("Cluster", DEVICES, drains=True, must_enter=True, handlers=4)
 async def cluster(device: Device) -> AsyncIterator[Life]:
     opened = _OpenedCluster()
     yield Life(opened, opened.work)

@@ -32,7 +32,7 @@ class Thing(Owner):
         self.failures: dict[str, BaseException] = {}
         self.unfinished: int | None = None
         drain_seconds: Callable[[], float] | None = None if seconds is None else lambda: seconds
-        self.scope = Scope(self, "this thing", "make one here", "make another one", drain_seconds=drain_seconds)
+        self.scope = Scope("this thing", "make one here", "make another one", drain_seconds=drain_seconds)
         self.scope.bind()
 
     def _note(self, what: str) -> None:
@@ -66,7 +66,7 @@ class Thing(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *exc: object) -> None:
-        await self.scope.exit(kind, error)
+        await self.scope.exit(self, kind, error)
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -93,7 +93,7 @@ def now() -> float:
 @in_virtual_time
 async def test_end_refuses_then_drains_then_releases() -> None:
     thing = Thing()
-    end = asyncio.ensure_future(thing.scope.aclose())
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(3)
     assert thing.log == ["refuse", "drain"]
     assert (thing.scope.closing, thing.scope.closed) == (True, False)
@@ -101,8 +101,8 @@ async def test_end_refuses_then_drains_then_releases() -> None:
     await quickly(end)
     assert thing.log == ["refuse", "drain", "drained", "release done"]
     assert thing.scope.closed
-    await thing.scope.aclose()
-    await thing.scope.leave()
+    await thing.scope.aclose(thing)
+    await thing.scope.leave(thing)
     assert len(thing.log) == 4
 
 
@@ -110,7 +110,7 @@ async def test_end_refuses_then_drains_then_releases() -> None:
 async def test_without_unfinished_work_the_end_does_not_suspend() -> None:
     thing = Thing()
     thing.unfinished = 0
-    end = thing.scope.aclose()
+    end = thing.scope.aclose(thing)
     with pytest.raises(StopIteration):
         end.send(None)
     assert thing.log == ["refuse", "release done"]
@@ -150,7 +150,7 @@ async def test_deadline_ends_the_wait_of_an_object_that_is_left() -> None:
 async def test_a_limit_of_the_call_ends_its_wait() -> None:
     thing = Thing(seconds=DEADLINE)
     began = now()
-    await thing.scope.aclose(1.0)
+    await thing.scope.aclose(thing, 1.0)
     assert thing.log == ["refuse", "drain", "drain cancelled", "release late"]
     assert now() - began == pytest.approx(1.0, abs=0.01)
 
@@ -168,10 +168,10 @@ def test_cancelled_end_is_raised_after_the_release(seconds: float | None, by: st
         with pytest.raises(TimeoutError):
             if by == "asyncio":
                 async with asyncio.timeout(0.1):
-                    await thing.scope.aclose()
+                    await thing.scope.aclose(thing)
             else:
                 with anyio.fail_after(0.1):
-                    await thing.scope.aclose()
+                    await thing.scope.aclose(thing)
         left = ["refuse", "drain", "withdraw"]
         expected = [*left, "release left"] if seconds is None else [*left, "drained", "release done"]
         assert [each for each in thing.log if each != "drain cancelled"] == expected
@@ -184,7 +184,7 @@ def test_cancelled_end_is_raised_after_the_release(seconds: float | None, by: st
 @in_virtual_time
 async def test_a_second_cancellation_does_not_shorten_the_drain() -> None:
     thing = Thing(seconds=DEADLINE)
-    end = asyncio.ensure_future(thing.scope.aclose())
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
     for _ in range(3):
         end.cancel()
@@ -210,7 +210,7 @@ async def test_a_cancelled_scope_of_anyio_does_not_spin_during_the_drain() -> No
 
     with anyio.CancelScope() as scope:
         scope.cancel()
-        end = thing.scope.aclose()
+        end = thing.scope.aclose(thing)
         asyncio.get_running_loop().call_later(1.0, thing.gate.set)
         await end
     assert thing.log[-1] == "release done"
@@ -223,7 +223,7 @@ async def test_a_cancelled_scope_of_anyio_does_not_spin_during_the_drain() -> No
 def test_a_second_call_waits_for_the_same_end(seconds: float | None) -> None:
     async def main() -> None:
         thing = Thing(seconds=seconds)
-        ends = [asyncio.ensure_future(thing.scope.aclose()) for _ in range(3)]
+        ends = [asyncio.ensure_future(thing.scope.aclose(thing)) for _ in range(3)]
         await turns(5)
         assert not any(end.done() for end in ends)
         thing.gate.set()
@@ -238,18 +238,18 @@ async def test_only_the_first_call_gets_the_failure() -> None:
     thing = Thing(seconds=DEADLINE)
     thing.failures["drained"] = ValueError("lost")
     thing.gate.set()
-    found = await asyncio.gather(*(thing.scope.aclose() for _ in range(3)), return_exceptions=True)
+    found = await asyncio.gather(*(thing.scope.aclose(thing) for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in found] == [ValueError, type(None), type(None)]
     assert thing.log[-1] == "release failed"
-    await thing.scope.aclose()
+    await thing.scope.aclose(thing)
 
 
 @in_virtual_time
 async def test_a_second_call_that_is_cancelled_ends_its_own_wait_alone() -> None:
     thing = Thing(seconds=DEADLINE)
-    first = asyncio.ensure_future(thing.scope.aclose())
+    first = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
-    second = asyncio.ensure_future(thing.scope.aclose())
+    second = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
     second.cancel()
     await asyncio.wait({second}, timeout=0.1)
@@ -265,11 +265,11 @@ def test_a_block_that_is_left_hurries_the_end_of_another_task(seconds: float | N
     async def main() -> None:
         thing = Thing(seconds=seconds)
         began = now()
-        first = asyncio.ensure_future(thing.scope.aclose())
+        first = asyncio.ensure_future(thing.scope.aclose(thing))
         await turns(2)
         with pytest.raises(ZeroDivisionError):
             async with asyncio.timeout(100):
-                await thing.scope.leave()
+                await thing.scope.leave(thing)
                 raise ZeroDivisionError
         assert first.done()
         assert "withdraw" in thing.log
@@ -285,15 +285,15 @@ async def test_a_function_of_the_object_cannot_close_it() -> None:
     async def function() -> None:
         with thing.scope.inside():
             with pytest.raises(BusyError, match="this thing waits for its own functions when it closes"):
-                await thing.scope.aclose()
+                await thing.scope.aclose(thing)
             await asyncio.sleep(0.1)
             with pytest.raises(BusyError, match="close it outside of them"):
-                await thing.scope.leave()
+                await thing.scope.leave(thing)
 
     running = asyncio.ensure_future(function())
     await turns(2)
     assert thing.log == []  # the first call has changed nothing
-    end = asyncio.ensure_future(thing.scope.aclose())
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
     await quickly(running)
     thing.gate.set()
     await quickly(end)
@@ -307,12 +307,12 @@ async def test_an_object_that_cannot_refuse_stays_open() -> None:
     thing = Thing()
     thing.failures["refuse"] = BusyError("lent")
     with pytest.raises(BusyError, match="lent"):
-        await thing.scope.aclose()
+        await thing.scope.aclose(thing)
     assert (thing.scope.closing, thing.scope.closed) == (False, False)
     thing.scope.check()
     del thing.failures["refuse"]
     thing.gate.set()
-    await quickly(thing.scope.aclose())
+    await quickly(thing.scope.aclose(thing))
     assert thing.scope.closed
 
 
@@ -326,7 +326,7 @@ def test_failure_of_the_end_is_raised_once_and_the_object_is_closed(where: str, 
         things.append(thing)
         thing.failures[where] = error("lost")
         thing.gate.set()
-        await thing.scope.aclose()
+        await thing.scope.aclose(thing)
 
     with pytest.raises(error):
         run(main)
@@ -340,7 +340,7 @@ async def test_failure_of_a_cancelled_end_is_reported() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     thing = Thing(seconds=DEADLINE)
     failure = thing.failures["drained"] = ValueError("lost")
-    end = asyncio.ensure_future(thing.scope.aclose())
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
     end.cancel()
     await turns(2)
@@ -362,7 +362,7 @@ async def test_a_failed_end_is_held_by_nothing() -> None:
     gc.disable()
     try:
         with pytest.raises(LostError):
-            await thing.scope.aclose()
+            await thing.scope.aclose(thing)
         await turns(2)
         dropped = weakref.ref(failure)
         thing.failures.clear()
@@ -389,7 +389,7 @@ def family(seconds: float | None = DEADLINE) -> tuple[Thing, list[Thing]]:
 @in_virtual_time
 async def test_children_refuse_first_to_last_and_end_last_to_first() -> None:
     parent, _ = family()
-    await parent.scope.aclose()
+    await parent.scope.aclose(parent)
     assert [each for each in parent.log if "drained" not in each] == [
         "parent refuse", "first refuse", "second refuse",
         "second drain", "second release done", "first drain", "first release done",
@@ -415,7 +415,7 @@ async def test_children_are_left_with_their_parent() -> None:
 async def test_a_child_whose_end_runs_is_hurried_if_its_parent_is_left() -> None:
     parent, children = family(seconds=1.0)
     children[1].gate.clear()
-    end = asyncio.ensure_future(parent.scope.aclose())
+    end = asyncio.ensure_future(parent.scope.aclose(parent))
     await asyncio.sleep(100)
     began = now()
     end.cancel()
@@ -431,18 +431,18 @@ async def test_failure_of_a_child_does_not_stop_the_other_ends() -> None:
     parent, children = family()
     children[1].failures["drained"] = ValueError("lost")
     with pytest.raises(ValueError, match="lost"):
-        await parent.scope.aclose()
+        await parent.scope.aclose(parent)
     assert all(each.scope.closed for each in (parent, *children))
 
 
 @in_virtual_time
 async def test_refused_child_can_still_be_ended_by_itself() -> None:
     parent, (first, _) = family()
-    parent.scope.refuse()
+    parent.scope.refuse(parent)
     with pytest.raises(ClosedError, match="this thing has been closed: make another one"):
         first.scope.check()
-    await first.scope.aclose()
-    await parent.scope.aclose()
+    await first.scope.aclose(first)
+    await parent.scope.aclose(parent)
     assert parent.log.count("first drain") == 1
 
 
@@ -457,7 +457,7 @@ async def test_another_loop_changes_nothing() -> None:
     def close() -> None:
         for end in (thing.scope.aclose, thing.scope.leave):
             try:
-                asyncio.run(end())
+                asyncio.run(end(thing))
             except BaseException as error:  # noqa: BLE001 - the test looks at it
                 found.append(error)
 
@@ -468,7 +468,7 @@ async def test_another_loop_changes_nothing() -> None:
     assert "this thing belongs to another event loop: make one here" in str(found[0])
     assert thing.log == []
     thing.gate.set()
-    await quickly(thing.scope.aclose())
+    await quickly(thing.scope.aclose(thing))
 
 
 def test_without_a_loop_there_is_an_error() -> None:
@@ -480,7 +480,7 @@ def test_without_a_loop_there_is_an_error() -> None:
     asyncio.run(main())
     with pytest.raises(ClosedError, match="the event loop of this thing has been closed"):
         things[0].scope.check()
-    scope = Scope(things[0], "this thing", "make one here", "make another one")
+    scope = Scope("this thing", "make one here", "make another one")
     with pytest.raises(NoEventLoopError, match="this thing needs its running event loop"):
         scope.check()
 
@@ -494,10 +494,10 @@ def test_after_its_loop_was_closed_it_is_abandoned() -> None:
 
     async def second() -> None:
         with pytest.raises(ClosedError, match="the event loop of this thing has been closed"):
-            await things[0].scope.aclose()
+            await things[0].scope.aclose(things[0])
         assert all(thing.scope.closed for thing in things)
         assert not any("drain" in each or "release" in each for each in things[0].log)
-        await things[0].scope.aclose()
+        await things[0].scope.aclose(things[0])
 
     asyncio.run(first())
     asyncio.run(second())
@@ -507,14 +507,14 @@ def test_after_its_loop_was_closed_it_is_abandoned() -> None:
 async def test_an_object_without_a_loop_ends_once_for_all_loops() -> None:
     thing = Thing(seconds=DEADLINE)
     thing.scope.unbind()
-    first = asyncio.ensure_future(thing.scope.aclose())
+    first = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
     begun, found = threading.Event(), list[float]()
 
     def close() -> None:
         async def main() -> None:
             begun.set()
-            await thing.scope.aclose()
+            await thing.scope.aclose(thing)
             found.append(1.0)
 
         asyncio.run(main())
@@ -571,7 +571,7 @@ def test_loop_that_ends_gives_the_drain_no_more_time(with_child: bool) -> None:
         if with_child:
             child = Thing("child", seconds=1000.0, log=thing.log)
             thing.scope.adopt(child, child.scope)
-        task = asyncio.ensure_future(thing.scope.aclose())
+        task = asyncio.ensure_future(thing.scope.aclose(thing))
         await turns(3)
         things.append(task)  # type: ignore[arg-type]
 

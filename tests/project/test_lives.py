@@ -14,6 +14,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import threading
 import warnings
@@ -31,9 +32,9 @@ from aiocuda.lowlevel import resources_of
 from tests.helpers import until
 from tests.lives.rows import DEVICES, HELD, ROWS, SOON, Life
 
-pytestmark = pytest.mark.filterwarnings("ignore::aiocuda.errors.DrainTimeoutWarning")
-
-HANDLERS = 20
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::aiocuda.errors.DrainTimeoutWarning", "ignore::aiocuda.errors.CleanupWarning"
+)
 
 ALL = {**ROWS, **DEVICES}
 
@@ -237,6 +238,7 @@ def test_end_after_the_loop_was_closed(name: str) -> None:
             with asyncio.Runner() as runner:
                 runner.run(main())
         kept.clear()
+        gc.collect()  # with the warnings of what was left open
 
 
 @HANDLED
@@ -250,7 +252,33 @@ async def test_handlers_that_time_out(name: str) -> None:
                     await life.begin()
                     await asyncio.sleep(10)
 
-        await asyncio.wait_for(asyncio.gather(*(handler() for _ in range(HANDLERS))), 10)
+        await asyncio.wait_for(asyncio.gather(*(handler() for _ in range(ALL[name].handlers))), 10)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("GroupStream", "LeasedStream")])
+@pytest.mark.asyncio
+async def test_one_warning_if_it_is_never_closed(name: str) -> None:
+    async with opened() as device:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            stack = contextlib.AsyncExitStack()
+            life = await stack.enter_async_context(ROWS[name].make(device))
+            await _enter(name, life)
+            if name == "Pipeline":
+                await life.thing.__aenter__()
+            work = await life.begin()
+            await asyncio.wait({work}, timeout=0.3)
+            work.cancel()
+            await asyncio.wait({work})
+            await device.drain()
+            del life, work, stack
+            gc.collect()
+            await asyncio.sleep(0.01)
+            gc.collect()
+        texts = [str(each.message) for each in found if issubclass(each.category, ResourceWarning)]
+        assert len(texts) == 1, texts
+        assert re.match(r"unclosed .*, opened at .*rows\.py:\d+: use `async with .*`|.*test_lives", texts[0], re.DOTALL)
+        await device.aclose()
 
 
 async def _enter(name: str, life: Life) -> None:

@@ -86,8 +86,8 @@ BUGS = [
         "close-forgets-the-queue",
         "Closing completes the running batches only, and fails the requests that wait.",
         "_batcher.py",
-        "            self._advance()\n            await self._answered()\n",
-        "            self._fail_queued()\n            await self._answered()\n",
+        "            await self._answered()\n            # The requests",
+        "            self._fail_queued()\n            await self._answered()\n            # The requests",
     ),
     Bug(
         "place-of-a-failure",

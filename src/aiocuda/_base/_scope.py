@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import os
-import weakref
+import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
@@ -59,12 +59,12 @@ class Scope:
     start, and so does the first call, if there is one. A second cancellation does not shorten it, Ctrl-C does. If a
     second call is cancelled, only its own wait ends.
 
+    The object passes itself to each call that ends it, so the scope does not refer to it.
+
     What runs per operation does not call a scope: the owner makes its own hot paths refuse in `Owner._refuse`.
 
     Parameters
     ----------
-    owner
-        The object. The scope refers to it weakly.
     what, cure, again
         For errors: ``"this pool"``; what to do in another loop; what to do after the end.
     drain_seconds
@@ -88,13 +88,13 @@ class Scope:
     _error: BaseException | None = None  # with which the block was left, for the children
     _hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
     _until: float | None = None  # the time at which the wait for the accepted work is given up
+    _use: tuple[str, object, Callable[[], bool]] | None = None  # for the warning about an object that was left open
 
     def __init__(
-        self, owner: Owner, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
+        self, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
         loop: asyncio.AbstractEventLoop | None = None, tasks: set[asyncio.Task[Any]] | None = None,
         wrong_loop: WrongLoop = wrong_loop,
     ) -> None:  # fmt: skip
-        self._owner = weakref.ref(owner)
         self._what, self._cure, self._again = what, cure, again
         self._drain_seconds = drain_seconds
         self._wrong_loop = wrong_loop
@@ -203,6 +203,31 @@ class Scope:
 
     # -- what the object has -------------------------------------------------------------------------------------
 
+    def must_end(self, use: str, opened_at: object, is_over: Callable[[], bool]) -> None:
+        """Warn if the object is collected while it is open.
+
+        Parameters
+        ----------
+        use
+            How the object is closed, such as ``async with open_device()``.
+        opened_at
+            The line of the program that made the object.
+        is_over
+            Returns True if there is nothing to close, such as after the end of the device. It does not refer to the
+            object.
+        """
+        self._use = (use, opened_at, is_over)
+
+    def __del__(self) -> None:
+        if self._use is None or self._refuses:
+            return
+        use, opened_at, is_over = self._use
+        if not is_over():
+            warnings.warn(
+                f"unclosed {self._what.removeprefix('this ')}, opened at {opened_at}: use {use}",
+                ResourceWarning, stacklevel=2, source=self,
+            )  # fmt: skip
+
     def adopt(self, owner: Owner, scope: Scope) -> None:
         """Refuse with the child, first to last, and end it before this object, last to first.
 
@@ -226,13 +251,12 @@ class Scope:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def refuse(self) -> None:
+    def refuse(self, owner: Owner) -> None:
         """Refuse new work in the object and its children, first to last. Idempotent.
 
         If the object raises, it stays open.
         """
-        owner = self._owner()
-        if self._refuses or owner is None:
+        if self._refuses:
             return
         self._refuses = True  # before: tasks that the object wakes see it
         try:
@@ -240,10 +264,10 @@ class Scope:
         except BaseException:
             self._refuses = False
             raise
-        for _, child in self._children:
-            child.refuse()
+        for child, scope in self._children:
+            scope.refuse(child)
 
-    async def aclose(self, seconds: float | None = None) -> None:
+    async def aclose(self, owner: Owner, seconds: float | None = None) -> None:
         """End the object: refuse, wait for the accepted work, give everything back.
 
         Parameters
@@ -256,39 +280,38 @@ class Scope:
         BusyError
             A function of the object has called, and would wait for itself.
         """
-        await self._finish(seconds, left=False)
+        await self._finish(owner, seconds, left=False)
 
-    async def leave(self) -> None:
+    async def leave(self, owner: Owner) -> None:
         """End the object by an exception: refuse, withdraw, wait until the deadline, give everything back."""
-        await self._finish(None, left=True)
+        await self._finish(owner, None, left=True)
 
-    async def exit(self, kind: type[BaseException] | None, error: BaseException | None = None) -> None:
+    async def exit(self, owner: Owner, kind: type[BaseException] | None, error: BaseException | None = None) -> None:
         """End an ``async with`` block: `aclose`, or with an exception `leave`. Children are left with ``error``."""
-        await self._finish(None, left=kind is not None, error=error)
+        await self._finish(owner, None, left=kind is not None, error=error)
 
-    def abandon(self) -> None:
+    def abandon(self, owner: Owner) -> None:
         """Close without waiting: the loop or the device is gone. Wake the waiters, and give nothing back."""
-        owner = self._owner()
-        if self._is_closed or owner is None:
+        if self._is_closed:
             return
         self._close()
-        for _, child in self._children:
-            child.abandon()
+        for child, scope in self._children:
+            scope.abandon(child)
         # A closed loop can call nothing, so the object may fail there, and no task waits that it could wake.
         with contextlib.suppress(AiocudaError, RuntimeError):
-            self.refuse()
+            self.refuse(owner)
             owner._withdraw()
         self._refuses = True
 
-    async def _finish(self, seconds: float | None, *, left: bool, error: BaseException | None = None) -> None:
-        owner = self._owner()
-        assert owner is not None  # it calls
-        self._check_caller()
+    async def _finish(
+        self, owner: Owner, seconds: float | None, *, left: bool, error: BaseException | None = None
+    ) -> None:
+        self._check_caller(owner)
         if self._is_closed or self._end is not None:
             await self._join(owner, left=left)
             return
         self._left = left
-        self.refuse()
+        self.refuse(owner)
         if self._drain_seconds is None and not self._children and (left or owner._unfinished() == 0):
             self._is_closed = True  # before, since the release does not suspend
             if left:
@@ -312,10 +335,10 @@ class Scope:
         if self._end is not None and not (self._end.done() or self._end.get_loop().is_closed()):
             self._end.set_result(None)
 
-    def _check_caller(self) -> None:
+    def _check_caller(self, owner: Owner) -> None:
         if self._loop is not None and self._loop.is_closed() and not self._is_closed:
             error = self.wrong_loop()
-            self.abandon()
+            self.abandon(owner)
             raise error
         if self._is_closed and _get_running_loop() is not None:
             return  # there is nothing left that belongs to a loop
@@ -432,13 +455,12 @@ class Scope:
         if seconds < math.inf:
             until = asyncio.get_running_loop().time() + seconds
             self._until = until if self._until is None else min(until, self._until)
-        for _, child in reversed(self._children):
-            child.hurry()
+        for child, scope in reversed(self._children):
+            scope.hurry(child)
         if self._hurry is not None and not self._hurry.done():
             self._hurry.set_result(None)
 
-    def hurry(self) -> None:
+    def hurry(self, owner: Owner) -> None:
         """Leave, if the end has begun: withdraw what is on the host, and begin the deadline."""
-        owner = self._owner()
-        if owner is not None and self._end is not None:
+        if self._end is not None:
             self._begin_leaving(owner)

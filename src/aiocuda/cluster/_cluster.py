@@ -12,6 +12,7 @@ from .._base._mistakes import keywords, lacks
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
+from .._base._types import SourceLine
 from ..errors import CleanupWarning, InvalidTypeError
 from ._dispatcher import Dispatcher
 from ._handle import ReplicaHandle
@@ -41,9 +42,10 @@ class Cluster(Owner):
         self._check_class = check_class
         self._spawned = 0  # for the numbers of the objects
         self._scope = Scope(
-            self, "this cluster", "open one in this loop", "open another one by open_cluster",
+            "this cluster", "open one in this loop", "open another one by open_cluster",
             drain_seconds=lambda: DRAIN_TIMEOUT, loop=asyncio.get_running_loop(),
         )  # fmt: skip
+        self._scope.must_end("`async with open_cluster(…) as cluster`", SourceLine.of_caller(), lambda: False)
 
     @keywords("the arguments of the class follow it, without keywords")
     async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
@@ -115,7 +117,7 @@ class Cluster(Owner):
         timeout_s
             Seconds that accepted calls have. None for no limit. Calls that need more raise `ReplicaLostError`.
         """
-        await self._scope.aclose(check_timeout(timeout_s, "timeout_s"))
+        await self._scope.aclose(self, check_timeout(timeout_s, "timeout_s"))
 
     def _refuse(self) -> None:
         self._dispatcher.begin_close()

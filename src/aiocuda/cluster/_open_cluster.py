@@ -76,7 +76,7 @@ class _Opening:
         if kind is None:
             await self._cluster.aclose()
         else:
-            await self._cluster._scope.leave()
+            await self._cluster._scope.leave(self._cluster)
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):

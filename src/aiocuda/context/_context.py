@@ -105,7 +105,7 @@ class ManagedContext(Owner):
         opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
         self._opening = opening.called("ManagedContext()", "context")
         self._scope = Scope(
-            self, "this context", "make one in each loop", "make another one by ManagedContext()",
+            "this context", "make one in each loop", "make another one by ManagedContext()",
             drain_seconds=lambda: math.inf,
         )  # fmt: skip
         self._device: Device | None = None
@@ -175,7 +175,7 @@ class ManagedContext(Owner):
         self._check_open(device)
         if purpose not in self._streams or self._streams[purpose].closed:
             stream = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
-            self._streams[purpose] = owned(stream, "aiocuda.ManagedContext() as context")
+            self._streams[purpose] = owned(stream)
         return self._streams[purpose]
 
     def _part(self, part: AnyPart) -> AnyPart:
@@ -286,7 +286,7 @@ class ManagedContext(Owner):
         loop = self._scope.loop
         if loop is not None and loop.is_closed():  # the device can still be closed
             self._scope.unbind()
-        await self._scope.exit(None if error is None else type(error), error)
+        await self._scope.exit(self, None if error is None else type(error), error)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()

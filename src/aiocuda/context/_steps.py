@@ -214,7 +214,7 @@ class StepRunner(Owner):
         self._begun = 0
         self._closed = False
         #: Left by an exception, it drops the steps at once. Their end waits for the device.
-        self._scope = Scope(self, "the context", "", "make another one", drain_seconds=lambda: 0.0)
+        self._scope = Scope("the context", "", "make another one", drain_seconds=lambda: 0.0)
 
     @property
     def ring(self) -> TripleBuffer:
@@ -271,7 +271,7 @@ class StepRunner(Owner):
 
     async def aclose(self) -> None:
         """Accept no more steps, wait for those that have begun, and raise the failures that no call has raised."""
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         """Do nothing: each step asks the scope."""
@@ -288,7 +288,7 @@ class StepRunner(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     def _opened(self) -> Pipeline:
         """Return the pipeline; the first call makes it."""

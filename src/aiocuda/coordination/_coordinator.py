@@ -14,6 +14,7 @@ from .._base._checks import check_timeout, is_coroutine_function, is_function, s
 from .._base._label import LABEL, check_label
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
 from ..device import Device, Event
@@ -133,11 +134,14 @@ class AsyncCoordinator(Owner):
         self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
         self._scope = Scope(
-            self, "this coordinator", "make one in each, share the device",
+            "this coordinator", "make one in each, share the device",
             "make another one by aiocuda.AsyncCoordinator(device)",
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         self._scheduler = Scheduler(device, max_in_flight, streams, timeout)
+        opened = self._scheduler.streams
+        use = "`async with aiocuda.AsyncCoordinator(device) as coordinator`"
+        self._scope.must_end(use, SourceLine.of_caller(), lambda: all(stream.closed for stream in opened.all()))
         self._extents: set[Any] = set()  # grids and blocks that were checked before
         #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
         self._checked_launch: tuple[Any, Any, Any] = (None, None, None)
@@ -477,7 +481,7 @@ class AsyncCoordinator(Owner):
     async def _end(self, kind: type[BaseException] | None) -> None:
         if not self._scope.closed:
             self._scheduler.check_loop()  # which binds it to the loop at its first use
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     async def _drain(self) -> None:
         await self._scheduler.drain()

@@ -142,5 +142,5 @@ class CoordinatorStreams:
         )
         if self._closing:
             self._resources.streams.refuse_but_accepted(queue_of(stream))
-        group[queue_of(stream)] = owned(stream, "aiocuda.AsyncCoordinator(device) as coordinator")
+        group[queue_of(stream)] = owned(stream)
         return stream

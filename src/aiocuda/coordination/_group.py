@@ -11,7 +11,7 @@ from .._base._checks import is_function, several
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks
-from .._base._types import Priority
+from .._base._types import Priority, SourceLine
 from .._base._user_code import call
 from ..completion import Operation
 from ..device import Device
@@ -63,17 +63,20 @@ class StreamGroup(Owner):
         self._streams: dict[str, GroupStream] = {}
         for name in names:
             try:
-                stream = owned(device.stream(priority, name), "aiocuda.StreamGroup(device, names) as group")
+                stream = owned(device.stream(priority, name))
                 kind = CheckedGroupStream if isinstance(stream, CheckedStream) else GroupStream
                 self._streams[name] = kind(stream)
             except BaseException:
                 self._leave_streams()
                 raise
         self._scope = Scope(
-            self, "this group", "make a group in each loop, share the device",
+            "this group", "make a group in each loop, share the device",
             "make another one by aiocuda.StreamGroup(device, names)", loop=asyncio.get_running_loop(),
             wrong_loop=self._resources.device_state.wrong_loop,
         )  # fmt: skip
+        opened = tuple(self)
+        use = "`async with aiocuda.StreamGroup(device, names) as group`"
+        self._scope.must_end(use, SourceLine.of_caller(), lambda: all(stream.closed for stream in opened))
         self._join = prepare_join([queue_of(stream) for stream in self])
 
     @property
@@ -179,7 +182,7 @@ class StreamGroup(Owner):
         WrongLoopError
             The group belongs to another event loop. The call changes nothing.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         for stream in self:
@@ -202,7 +205,7 @@ class StreamGroup(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     def __repr__(self) -> str:
         return f"<StreamGroup {', '.join(self._streams)} on {self._device.name}>"

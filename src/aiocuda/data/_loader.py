@@ -14,7 +14,7 @@ from .._base._mistakes import keywords
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import finish_shielded
-from .._base._types import ProcessLocal
+from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
 from ..errors import (
     BusyError,
@@ -155,7 +155,7 @@ class DataLoader(Owner):
         self._resources: LoaderResources | None = None
         self._restarts = 0  # of closed resources
         self._scope = Scope(
-            self, repr(self), "close it there, and make a loader in each loop", "make another one",
+            repr(self), "close it there, and make a loader in each loop", "make another one",
             drain_seconds=lambda: math.inf, wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         self._run: EpochRun | None = None
@@ -345,10 +345,13 @@ class DataLoader(Owner):
             await finish_shielded(resources.close())
             raise ClosedError("this loader was closed while it was being opened: make another one")
         self._resources = resources
+        device_resources = resources_of(self.device)
+        use = "`async with DataLoader(device, source) as loader`"
+        self._scope.must_end(use, SourceLine.of_caller(), lambda: device_resources.closed)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     async def aclose(self) -> None:
         """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent.
@@ -360,7 +363,7 @@ class DataLoader(Owner):
         BusyError
             An asynchronous source has called it, which would wait for itself.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         if self._resources is not None:

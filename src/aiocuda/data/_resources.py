@@ -72,7 +72,7 @@ class LoaderResources:
             # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
             for number in range(self.options.prefetch + 1):
                 stream = self.device.stream(name=f"loader {number}")
-                self._streams.append(owned(stream, "DataLoader(device, source) as loader"))
+                self._streams.append(owned(stream))
             if self._payload is not None:
                 await self._start_processes(self._payload)
         except BaseException:

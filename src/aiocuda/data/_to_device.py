@@ -111,7 +111,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._depth = depth
         self._delivery = Delivery(device)
         self._scope = Scope(
-            self, repr(self), "close it there, and make a loader in each loop",
+            repr(self), "close it there, and make a loader in each loop",
             "make others by to_device(source, device)", drain_seconds=lambda: math.inf,
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
@@ -213,7 +213,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     async def aclose(self) -> None:
         """End the thread and the uploads, and close the streams. The batch in hand is freed. Idempotent.
@@ -225,7 +225,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         BusyError
             An asynchronous source has called it, which would wait for itself.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         if self._pass is not None:
@@ -287,14 +287,16 @@ class SourcePass(Owner):
         self._made_at = made_at
         self._may_be_empty = is_first and not _is_finished(source)
         self._threads: LoaderThreads | None = None
-        self._streams: list[Stream] = []
+        streams = self._streams = list[Stream]()
         self._loading: deque[_Loading] = deque()
         self._is_reading = False
         self._read_task: asyncio.Task[None] | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
         self._batches = batches
-        self._scope = Scope(self, "this iteration", "", "begin another one", drain_seconds=lambda: math.inf)
+        self._scope = Scope("this iteration", "", "begin another one", drain_seconds=lambda: math.inf)
+        resources, use = resources_of(device), "`async with to_device(source, device) as batches`"
+        self._scope.must_end(use, made_at, lambda: resources.closed or not streams)
 
     @property
     def goes_on(self) -> bool:
@@ -429,14 +431,14 @@ class SourcePass(Owner):
         # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
         while len(self._streams) <= self._depth:
             stream = self._device.stream(name=f"to_device {len(self._streams)}")
-            self._streams.append(owned(stream, "to_device(source, device) as batches", self._made_at))
+            self._streams.append(owned(stream, self._made_at))
         return self._streams[number % len(self._streams)]
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """End the reading and the uploads, and close the streams. A task that waits for a batch gets an error."""
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         self.wake()

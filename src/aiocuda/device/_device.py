@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
@@ -82,12 +81,13 @@ class Device(Owner):
         resources = DeviceResources(self, device_state, DRAIN_TIMEOUT, Capture)
         self.memory: DeviceMemory = resources.memory  #: its allocator
         self._owns_driver = owns_driver
-        self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
         self._resources = resources
         self._scope = Scope(
-            self, repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left
+            repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left
         )
+        use = "`async with aiocuda.open_device()`, or await device.aclose()"
+        self._scope.must_end(use, opened_at, lambda: resources.closed)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Device(Owner):
         A cancellation meanwhile leaves the device, as an exception leaves ``async with``: work on the host is
         withdrawn, and the work that the device has accepted gets `drain_timeout` seconds.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         if not self.closed:
@@ -440,24 +440,13 @@ class Device(Owner):
             self._resources.device_state.dismiss()
             self.driver.close()
 
-    def __del__(self) -> None:
-        resources = getattr(self, "_resources", None)  # None if opening it has failed
-        if resources is not None and not resources.closed:
-            warnings.warn(
-                f"unclosed {self!r}, opened at {self._opened_at}: use `async with aiocuda.open_device()`, or await "
-                "device.aclose()",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
-
     async def __aenter__(self) -> Self:
         if self._scope.closing:
             raise self._scope.closed_error()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

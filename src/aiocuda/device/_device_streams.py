@@ -199,6 +199,8 @@ def _withdraw(queue: StreamQueue) -> None:
     withdrawn = list(queue.host_queue.entries)
     landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
     queue.withdraw_all()
+    if not withdrawn:  # the marker's submission has let them go to the device
+        return
     error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
     poison = Poison(error, queue.loop, repr(withdrawn[0]))
     poison.reported = not followers  # the code that leaves knows of the failure; waiters in other streams may not

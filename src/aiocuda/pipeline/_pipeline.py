@@ -94,10 +94,13 @@ class Pipeline(Owner):
         plan = Plan(stages, streams, replay)
         self.stages = plan.stages
         self._scope = Scope(
-            self, "this pipeline", "make a pipeline in each loop, share the device", "make another one",
+            "this pipeline", "make a pipeline in each loop, share the device", "make another one",
             drain_seconds=lambda: math.inf, wrong_loop=self._device_resources.device_state.wrong_loop,
         )  # fmt: skip
         self._resources = PipelineResources(device, plan, depth, self._scope)
+        opened, resources = self._resources, self._device_resources
+        use = "`async with aiocuda.Pipeline(device, stages) as pipeline`"
+        self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed or not opened.streams)
         self._run: ActiveRun | None = None  # it has the pipeline to itself
         self._single_index = 0  # of the next item outside a run
         self._single_items = 0  # unfinished items outside a run
@@ -357,7 +360,7 @@ class Pipeline(Owner):
         WrongLoopError
             The streams are open in another event loop. The call changes nothing.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         """Do nothing: each request asks the scope."""
@@ -403,7 +406,7 @@ class Pipeline(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self._resources.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"

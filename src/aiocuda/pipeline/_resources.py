@@ -14,7 +14,7 @@ from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
-from ..lowlevel import Chain, Queue, queue_of, resources_of
+from ..lowlevel import Chain, Queue, owned, queue_of, resources_of
 from ..stream import Stream
 from ._advice import HostTimes
 from ._blocking import BlockingWatch, LoopTimes
@@ -159,7 +159,7 @@ class PipelineResources:
         names, streams = self.plan.names, dict[int, Stream]()
         try:
             for group in self.plan.stream_groups:
-                stream = self.device.stream(name="+".join(names[position] for position in group))
+                stream = owned(self.device.stream(name="+".join(names[position] for position in group)))
                 streams.update(dict.fromkeys(group, stream))
         except BaseException:
             await self._close_streams(list(dict.fromkeys(streams.values())))

@@ -101,14 +101,16 @@ class StreamPool(Owner):
         self._resources.loop_state()  # raises if the device is closed, or has failed
         self._loop = asyncio.get_running_loop()
         self._scope = Scope(
-            self, "this pool", "make a pool in each loop, share the device",
+            "this pool", "make a pool in each loop, share the device",
             "make another one by aiocuda.StreamPool(device)", loop=self._loop,
             wrong_loop=self._resources.device_state.wrong_loop,
         )  # fmt: skip
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
         self._made_at = SourceLine.of_caller()
-        self._places: list[Place] = []
+        places = self._places = list[Place]()
+        use = "`async with aiocuda.StreamPool(device) as pool`"
+        self._scope.must_end(use, self._made_at, lambda: all(place.stream.closed for place in places))
         self._requests = RequestQueue()
         self._record = WorkloadRecord()
         self._watch = DeviceWatch(self._check_waiters)
@@ -226,7 +228,7 @@ class StreamPool(Owner):
     def _open_stream(self, new: NewStream) -> Place:
         number = next(self._numbers)
         stream = self._device.stream(new.priority, f"pool-{number}")
-        owned(stream, "aiocuda.StreamPool(device) as pool", self._made_at)
+        owned(stream, self._made_at)
         place = Place(number, stream, new.workload)
         self._places.append(place)
         self._made += 1
@@ -375,7 +377,7 @@ class StreamPool(Owner):
         `ClosedError`. If the wait is cancelled, the pool withdraws the operations that are still on the host and
         closes without waiting.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         self._serve()
@@ -395,7 +397,7 @@ class StreamPool(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     def _check(self) -> None:
         self._scope.check()

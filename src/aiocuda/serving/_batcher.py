@@ -16,6 +16,7 @@ from .._base._log import log
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
 from ..device import Device
@@ -148,7 +149,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
         )
         self._scope = Scope(
-            self, "this batcher", "make one in each loop, share the device", "make another one",
+            "this batcher", "make one in each loop, share the device", "make another one",
             drain_seconds=self._drain_time, tasks=self._tasks,
         )  # fmt: skip
         self._is_advancing = self._closing = False
@@ -493,13 +494,16 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             self._places = Places(self.device, self._options.max_concurrent_batches)
             self._loop = asyncio.get_running_loop()
         if self.device is not None:
+            resources = resources_of(self.device)
+            use = "`async with MicroBatcher(function, ...) as batcher`"
+            self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed)
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(kind)
+        await self._scope.exit(self, kind)
 
     async def aclose(self) -> None:
         """Refuse new requests, complete the accepted ones, and close the streams. A second call waits for the first.
@@ -513,7 +517,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         WrongLoopError, NoEventLoopError
             It was called in another loop, or without one.
         """
-        await self._scope.aclose()
+        await self._scope.aclose(self)
 
     def _refuse(self) -> None:
         self._closing = True

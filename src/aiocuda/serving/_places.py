@@ -32,7 +32,7 @@ class Places:
             try:
                 for number in range(count):
                     stream = device.stream(name=f"batches {number}")
-                    self._streams.append(owned(stream, "MicroBatcher(function, ...) as batcher"))
+                    self._streams.append(owned(stream))
             except BaseException:
                 self.leave()
                 raise

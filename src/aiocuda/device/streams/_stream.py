@@ -101,7 +101,7 @@ class Stream(EnqueuingStream, Owner):
         self._resources = resources
         self._opened_at = opened_at
         self._owner = owner  # of an imported stream's handle: the CUDA stream may be destroyed with it
-        self._cure = _CURE  # for the warning about a stream that was left open
+        self._is_owned = False
         self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
         self._queue = queue
         self._memory = resources.memory
@@ -117,11 +117,11 @@ class Stream(EnqueuingStream, Owner):
         former, self._hook = self._hook, hook
         return former
 
-    def _hand_over(self, owner: str, made_at: SourceLine | None) -> Self:
+    def _hand_over(self, made_at: SourceLine | None) -> Self:
         """Return the stream, which another object closes: see `owned`."""
         if made_at is not None:
             self._opened_at = str(made_at)
-        self._cure = f"use `async with {owner}`, which closes it"
+        self._is_owned = True
         return self
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -471,14 +471,14 @@ class Stream(EnqueuingStream, Owner):
             return
         if queue.lent and queue.loop is _get_running_loop():
             raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
-        await self._life().aclose()
+        await self._life().aclose(self)
 
     def _life(self) -> Scope:
         """Return the scope of the stream, for its end. Before that, its queue makes all checks."""
         if self._scope is None:
             queue = self._queue
             self._scope = Scope(
-                self, queue.name, "make a stream in each loop, share the device", "make another one by device.stream()",
+                queue.name, "make a stream in each loop, share the device", "make another one by device.stream()",
                 loop=queue.loop, wrong_loop=queue.device_state.wrong_loop,
             )  # fmt: skip
         return self._scope
@@ -515,17 +515,18 @@ class Stream(EnqueuingStream, Owner):
         if kind is None:
             await self.aclose()
         elif not self._queue.ended:
-            await self._life().leave()
+            await self._life().leave(self)
 
     def __del__(self) -> None:
         queue = getattr(self, "_queue", None)
         if queue is not None and not queue.closed and not queue.imported and not self._resources.closed:
-            warnings.warn(
-                f"unclosed {self!r}, opened at {self._opened_at}: {self._cure}",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            if not self._is_owned:
+                warnings.warn(
+                    f"unclosed {self!r}, opened at {self._opened_at}: {_CURE}",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
             self._report_left_open(queue)
 
     def _report_left_open(self, queue: StreamQueue) -> None:
@@ -574,9 +575,9 @@ class StreamView(Stream):
         pass  # the stream itself warns if it was not closed
 
 
-def owned(stream: Stream, owner: str, made_at: SourceLine | None = None) -> Stream:
-    """Return a stream that another object closes: ``owner``, as ``async with`` names it, made at this line."""
-    return stream._hand_over(owner, made_at)
+def owned(stream: Stream, made_at: SourceLine | None = None) -> Stream:
+    """Return a stream that another object closes, made at this line. If it is left open, the owner warns."""
+    return stream._hand_over(made_at)
 
 
 def _new_stream(
