@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -15,6 +16,7 @@ import pytest
 from aiocuda import BusyError, ClosedError, NoEventLoopError, WrongLoopError
 from aiocuda._base._owner import Owner
 from aiocuda._base._scope import Outcome, Scope
+from aiocuda._base._shutdown import must_end_now
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import quickly, turns
 
@@ -373,6 +375,67 @@ async def test_a_failed_end_is_held_by_nothing() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("end", ["cancelled", "left", "joined"])
+def test_a_withdrawal_that_fails_does_not_stop_the_end(end: str) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        thing = Thing(seconds=DEADLINE)
+        thing.failures["withdraw"] = ValueError("lost")
+        if end == "left":
+            with pytest.raises(ValueError, match="lost"):
+                await thing.scope.leave(thing)
+        else:
+            first = asyncio.ensure_future(thing.scope.aclose(thing))
+            await turns(3)
+            if end == "cancelled":
+                first.cancel()
+            else:
+                await thing.scope.leave(thing)
+            await asyncio.wait({first})
+            assert first.cancelled() or isinstance(first.exception(), ValueError)
+        assert thing.log[-1] == "release late"
+
+    run(main)
+
+
+@in_virtual_time
+async def test_a_drain_that_the_program_cancels_has_failed_and_the_task_keeps_its_time() -> None:
+    thing = Thing(seconds=DEADLINE)
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
+    await turns(3)
+    assert thing.scope._drain is not None
+    thing.scope._drain.cancel()  # as a source does that cancels the task that awaits it
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(end)
+    assert thing.log[-1] == "release failed"
+    assert not must_end_now()
+
+
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+def test_a_cancelled_end_holds_nothing(seconds: float | None) -> None:
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        thing.gate.set()
+        dropped = weakref.ref(thing), weakref.ref(thing.scope)
+        end = asyncio.ensure_future(thing.scope.aclose(thing))
+        await asyncio.sleep(0)
+        end.cancel()
+        await asyncio.wait({end})
+        with contextlib.suppress(asyncio.CancelledError):
+            end.result()
+        await turns(2)
+        del thing, end
+        await turns(2)
+        assert [each() for each in dropped] == [None, None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(main)
+    finally:
+        gc.enable()
+
+
 # -- children --------------------------------------------------------------------------------------------------------
 
 
@@ -433,6 +496,24 @@ async def test_failure_of_a_child_does_not_stop_the_other_ends() -> None:
     with pytest.raises(ValueError, match="lost"):
         await parent.scope.aclose(parent)
     assert all(each.scope.closed for each in (parent, *children))
+
+
+@in_virtual_time
+async def test_a_function_of_a_child_cannot_close_the_parent() -> None:
+    parent, (first, _) = family()
+    with first.scope.inside(), pytest.raises(BusyError, match="waits for its own functions"):
+        await parent.scope.aclose(parent)
+    assert parent.log == []
+    await parent.scope.aclose(parent)
+
+
+@in_virtual_time
+async def test_a_child_that_cannot_refuse_does_not_keep_the_others_open() -> None:
+    parent, children = family()
+    children[0].failures["refuse"] = BusyError("lent")
+    with pytest.raises(BusyError, match="lent"):
+        await parent.scope.aclose(parent)
+    assert [each.scope.closed for each in (parent, *children)] == [True, False, True]
 
 
 @in_virtual_time
@@ -528,6 +609,50 @@ async def test_an_object_without_a_loop_ends_once_for_all_loops() -> None:
     await asyncio.to_thread(thread.join)
     assert found
     assert thing.log.count("drain") == 1
+
+
+@pytest.mark.parametrize("way", ["closed", "stopped"])
+def test_an_end_whose_loop_has_stopped_is_taken_over(way: str) -> None:
+    things: list[Thing] = []
+
+    async def first() -> None:
+        thing = Thing(seconds=DEADLINE)
+        thing.scope.unbind()
+        things.extend((thing, asyncio.ensure_future(thing.scope.aclose(thing))))  # type: ignore[arg-type]
+        await turns(3)
+
+    async def second() -> None:
+        things[0].gate = asyncio.Event()
+        things[0].gate.set()
+        await quickly(things[0].scope.aclose(things[0]))
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(first())
+        if way == "closed":
+            loop.close()
+        asyncio.run(second())
+        assert things[0].scope.closed
+        assert things[0].log.count("release done") == 1
+    finally:
+        if not loop.is_closed():
+            things[1].cancel()  # type: ignore[attr-defined]
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+        things.clear()
+
+
+@pytest.mark.asyncio
+async def test_a_block_that_is_left_in_another_loop_hurries_the_end() -> None:
+    thing = Thing(seconds=0.05)
+    thing.scope.unbind()
+    first = asyncio.ensure_future(thing.scope.aclose(thing))
+    await turns(3)
+    await quickly(asyncio.to_thread(lambda: asyncio.run(thing.scope.leave(thing))))
+    await quickly(first)
+    assert thing.log.count("withdraw") == 1
+    assert "release late" in thing.log
 
 
 # -- entering --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, Device, StaleHandleError, WrongLoopError
+from aiocuda import BusyError, ClosedError, Device, StaleHandleError, WrongLoopError
 from aiocuda.data import SyncBatches, sync_loader
 from aiocuda.lowlevel import resources_of
 from tests.helpers import until
@@ -327,3 +327,22 @@ def test_sync_batches_that_two_threads_close() -> None:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
     assert not [name for name in own_threads() if "sync" in name]
+
+
+@pytest.mark.parametrize("name", ["Stream", "StreamGroup", "StreamPool"])
+@pytest.mark.asyncio
+async def test_streams_that_are_lent_are_not_closed(name: str) -> None:
+    """The end waits for the work of the streams, and the borrower may still enqueue."""
+    async with opened() as device, ROWS[name].make(device) as life:
+        thing = life.thing
+        stream = thing[0] if name == "StreamGroup" else thing
+        if name == "StreamPool":
+            stream = next(place.stream for place in thing._places)
+        async with stream.lend():
+            with pytest.raises(BusyError, match="is lent: leave the"):
+                await thing.aclose()
+            assert not stream.closed
+            with pytest.raises(ZeroDivisionError):  # what an exception leaves is closed after the loan
+                async with thing:
+                    raise ZeroDivisionError
+        assert stream.closed

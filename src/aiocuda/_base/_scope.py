@@ -7,6 +7,7 @@ import contextlib
 import functools
 import math
 import os
+import threading
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,10 +25,16 @@ __all__ = ["Outcome", "Scope", "wrong_loop"]
 #: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has. ``"failed"``: the drain has raised an exception.
 Outcome: TypeAlias = Literal["done", "left", "late", "interrupted", "failed"]
 
+#: Held while a call decides whether it is the first one.
+_CLAIM = threading.Lock()
+
 WrongLoop: TypeAlias = Callable[[asyncio.AbstractEventLoop | None, str, str, int], AiocudaError]
 
 #: Seconds between two looks at an end that runs in another event loop.
 TICK = 0.001
+
+#: Seconds that the loop of another call has beyond the deadline, before this call ends the object in its place.
+LATE = 0.2
 
 
 def wrong_loop(
@@ -81,6 +88,7 @@ class Scope:
     # Class attributes, since a stream makes its scope for its end, where most of them stay as they are.
     _refuses = _is_closed = _entered = False
     _left = _withdrew = False
+    _failures: tuple[BaseException, ...] = ()  # of the withdrawal
     _children: tuple[tuple[Owner, Scope], ...] = ()
     _end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
     _drain: asyncio.Task[None] | None = None  # the wait for the children, or for the accepted work
@@ -265,7 +273,8 @@ class Scope:
             self._refuses = False
             raise
         for child, scope in self._children:
-            scope.refuse(child)
+            with contextlib.suppress(AiocudaError):  # the end of the child raises it again
+                scope.refuse(child)
 
     async def aclose(self, owner: Owner, seconds: float | None = None) -> None:
         """End the object: refuse, wait for the accepted work, give everything back.
@@ -300,6 +309,7 @@ class Scope:
         # A closed loop can call nothing, so the object may fail there, and no task waits that it could wake.
         with contextlib.suppress(AiocudaError, RuntimeError):
             self.refuse(owner)
+        with contextlib.suppress(AiocudaError, RuntimeError):
             owner._withdraw()
         self._refuses = True
 
@@ -307,65 +317,103 @@ class Scope:
         self, owner: Owner, seconds: float | None, *, left: bool, error: BaseException | None = None
     ) -> None:
         self._check_caller(owner)
-        if self._is_closed or self._end is not None:
-            await self._join(owner, left=left)
+        if self._drain_seconds is None and not (self._children or self._is_closed or self._end is not None):
+            self._left = left
+            self.refuse(owner)
+            if left or owner._unfinished() == 0:
+                self._is_closed = True  # before, since the release does not suspend
+                if left:
+                    owner._withdraw()
+                await owner._release("left" if left else "done")
+                return
+        end = await self._claimed(owner, left=left)
+        if end is None:
             return
-        self._left = left
-        self.refuse(owner)
-        if self._drain_seconds is None and not self._children and (left or owner._unfinished() == 0):
-            self._is_closed = True  # before, since the release does not suspend
-            if left:
-                owner._withdraw()
-            await owner._release("left" if left else "done")
-            return
-        loop = asyncio.get_running_loop()
+        self._left = self._left or left
+        loop = end.get_loop()
+        try:
+            self.refuse(owner)
+        except BaseException:
+            self._end = None
+            raise
         self._place = SourceLine.of_caller()
-        self._end, self._hurry = loop.create_future(), loop.create_future()
-        self._until = None if seconds is None else loop.time() + seconds
+        if seconds is not None:
+            self._until = loop.time() + seconds
         self._error = error
         try:
             await self._run_end(owner, left=left)
         finally:
             self._drain = self._error = None
             self._close()
+            if not end.done():
+                end.set_result(None)
             del error
 
     def _close(self) -> None:
         self._is_closed = True
-        if self._end is not None and not (self._end.done() or self._end.get_loop().is_closed()):
-            self._end.set_result(None)
+        self._use = None
+        end = self._end
+        if end is not None and not end.done() and end.get_loop() is _get_running_loop():
+            end.set_result(None)
 
     def _check_caller(self, owner: Owner) -> None:
-        if self._loop is not None and self._loop.is_closed() and not self._is_closed:
+        is_own = os.getpid() == self._process
+        if self._loop is not None and self._loop.is_closed() and not self._is_closed and is_own:
             error = self.wrong_loop()
             self.abandon(owner)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
         if self._is_closed and _get_running_loop() is not None:
             return  # there is nothing left that belongs to a loop
         self.check_loop()
-        if not self._inside and self._drain is None:
-            return
         task = asyncio.current_task()
-        if task is not None and (task is self._drain or (self._inside and task in self._inside)):
+        if task is not None and self._waits_for(task):
             raise BusyError(
                 f"{self._what} waits for its own functions when it closes, and one of them has called: close it "
                 "outside of them"
             )
 
-    async def _join(self, owner: Owner, *, left: bool) -> None:
-        """Wait for the end that another call has begun. If the object is left, that one leaves it, too."""
-        end = self._end
-        if end is None or self._is_closed:
-            return
-        if end.get_loop() is not asyncio.get_running_loop():
-            while not (end.done() or end.get_loop().is_closed()):  # noqa: ASYNC110 - it can only be looked at
-                await asyncio.sleep(TICK)
-            return
+    def _waits_for(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether the end waits for the task, as that of a function of the object or of a child."""
+        is_inside = self._inside is not None and task in self._inside
+        return is_inside or task is self._drain or any(scope._waits_for(task) for _, scope in self._children)
+
+    async def _claimed(self, owner: Owner, *, left: bool) -> asyncio.Future[None] | None:
+        """Return the future of the end if this call runs it; otherwise wait for the end, and return None."""
+        loop = asyncio.get_running_loop()
+        while not self._is_closed:
+            known = self._end
+            if known is not None and await self._joined(known, owner, left=left):
+                return None
+            with _CLAIM:  # two loops may end a device at once
+                if self._end is known:
+                    self._end, self._hurry = loop.create_future(), loop.create_future()
+                    return self._end
+        return None
+
+    async def _joined(self, end: asyncio.Future[None], owner: Owner, *, left: bool) -> bool:
+        """Wait for the end that another call has begun. If the object is left, that one leaves it, too.
+
+        Return False if that call runs in a loop that has stopped, or does not end in time: this call runs the end.
+        """
+        loop = asyncio.get_running_loop()
+        if end.get_loop() is loop:
+            if left:
+                self._begin_leaving(owner)
+                await finish_shielded(asyncio.wait({end}))
+            else:
+                await asyncio.wait({end})  # if this call is cancelled, only its own wait ends
+            return True
+        until = math.inf
         if left:
-            self._begin_leaving(owner)
-            await finish_shielded(asyncio.wait({end}))
-        else:
-            await asyncio.wait({end})  # if this call is cancelled, only its own wait ends
+            with contextlib.suppress(RuntimeError):  # it has been closed
+                end.get_loop().call_soon_threadsafe(self._begin_leaving, owner)
+            until = loop.time() + LATE + (0.0 if self._drain_seconds is None else self._drain_seconds())
+        while not self._is_closed and end.get_loop().is_running() and loop.time() < until:  # noqa: ASYNC110 - of a loop
+            await asyncio.sleep(TICK)
+        return self._is_closed
 
     async def _run_end(self, owner: Owner, *, left: bool) -> None:
         if left:
@@ -386,6 +434,7 @@ class Scope:
             cancelled.append(error)
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
+        failures += self._failures
         for failure in failures if cancelled else failures[1:]:
             message = "aiocuda: an end failed while it was cancelled, or had failed before"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
@@ -394,7 +443,10 @@ class Scope:
             if raised is not None:
                 raise raised
         finally:
-            del raised, cancelled, failures  # its traceback refers to this frame
+            self._failures = ()
+            cancelled.clear()  # the traceback of what is raised refers to this frame and to that of `_watch`
+            failures.clear()
+            del raised
 
     async def _end_children(self) -> None:
         stack = contextlib.AsyncExitStack()
@@ -430,8 +482,9 @@ class Scope:
                 cancelled.append(error)
                 self._begin_leaving(owner)
         note_cancelled(task)
-        if task.done() and not task.cancelled():
-            failure = task.exception()
+        if task.done() and not (task.cancelled() and must_end_now()):
+            # Code of the program may have cancelled it from inside.
+            failure = asyncio.CancelledError() if task.cancelled() else task.exception()
             failures += () if failure is None else (failure,)
             return "done" if failure is None else "failed"
         task.cancel()
@@ -450,8 +503,13 @@ class Scope:
         if self._withdrew or self._is_closed:
             return
         self._left = self._withdrew = True
-        owner._withdraw()
-        seconds = 0.0 if self._drain_seconds is None or must_end_now() else self._drain_seconds()
+        seconds = 0.0
+        try:
+            owner._withdraw()
+            if self._drain_seconds is not None and not must_end_now():
+                seconds = self._drain_seconds()
+        except BaseException as error:  # noqa: BLE001 - raised at the end
+            self._failures += (error,)
         if seconds < math.inf:
             until = asyncio.get_running_loop().time() + seconds
             self._until = until if self._until is None else min(until, self._until)

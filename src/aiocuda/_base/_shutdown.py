@@ -109,9 +109,9 @@ _must_end_now: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
 def note_cancelled(work: asyncio.Task[Any]) -> None:
-    """Note that the loop is ending if the work was cancelled: no other code has this task, so only the loop can."""
+    """Note that the loop is ending if the work was cancelled, and this task, too: the end of a loop cancels all."""
     waiting = asyncio.current_task()
-    if work.cancelled() and waiting is not None:
+    if work.cancelled() and waiting is not None and waiting.cancelling():
         _must_end_now.add(waiting)
 
 

@@ -133,12 +133,12 @@ class AsyncCoordinator(Owner):
         self.device = device
         self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
+        self._scheduler = Scheduler(device, max_in_flight, streams, timeout)
         self._scope = Scope(
             "this coordinator", "make one in each, share the device",
             "make another one by aiocuda.AsyncCoordinator(device)",
-            wrong_loop=resources_of(device).device_state.wrong_loop,
+            tasks=self._scheduler.host_tasks, wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
-        self._scheduler = Scheduler(device, max_in_flight, streams, timeout)
         opened = self._scheduler.streams
         use = "`async with aiocuda.AsyncCoordinator(device) as coordinator`"
         self._scope.must_end(use, SourceLine.of_caller(), lambda: all(stream.closed for stream in opened.all()))
@@ -471,7 +471,11 @@ class AsyncCoordinator(Owner):
         that no waiter has received. If this call is cancelled, the coordinator is left as by an exception from
         ``async with``.
         """
-        await self._end(None)
+        try:
+            await self._end(None)
+        except CancelledError:
+            self._report(self._scheduler.read_all())
+            raise
         failures = self._scheduler.read_all()
         if self._scope.left:  # by another task; its operations on the host were withdrawn, which is no failure
             failures = [failure for failure in failures if not isinstance(failure, ClosedError)]
@@ -509,7 +513,10 @@ class AsyncCoordinator(Owner):
             return
         if not isinstance(error, (CancelledError, GeneratorExit, *LEAVES_LOOP)):
             raise _combined([error, *failures]) from error.__cause__
-        for failure in failures:  # a cancellation must stay a cancellation, and Ctrl-C a KeyboardInterrupt
+        self._report(failures)  # a cancellation must stay a cancellation, and Ctrl-C a KeyboardInterrupt
+
+    def _report(self, failures: list[BaseException]) -> None:
+        for failure in failures:
             self._scheduler.loop.call_exception_handler(
                 {"message": "aiocuda: an operation of a coordinator that was left had failed", "exception": failure}
             )

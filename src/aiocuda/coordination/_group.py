@@ -182,6 +182,8 @@ class StreamGroup(Owner):
         WrongLoopError
             The group belongs to another event loop. The call changes nothing.
         """
+        for stream in self:
+            self._resources.streams.check_not_lent(queue_of(stream))
         await self._scope.aclose(self)
 
     def _refuse(self) -> None:
@@ -205,7 +207,7 @@ class StreamGroup(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(self, kind)
+        await (self.aclose() if kind is None else self._scope.leave(self))
 
     def __repr__(self) -> str:
         return f"<StreamGroup {', '.join(self._streams)} on {self._device.name}>"

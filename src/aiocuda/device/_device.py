@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function
+from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import lacks
 from .._base._owner import Owner
@@ -132,7 +132,7 @@ class Device(Owner):
 
     @drain_timeout.setter
     def drain_timeout(self, seconds: float) -> None:
-        self._resources.deadline.timeout = seconds
+        self._resources.deadline.timeout = check_seconds(seconds, "drain_timeout")
 
     # -- streams -------------------------------------------------------------------------------------------------
 

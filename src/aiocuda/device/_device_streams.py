@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from asyncio import _get_running_loop
 from collections.abc import Sequence
 
 from .._base._failure import Poison
@@ -16,7 +17,7 @@ from .._core import STAGING
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._stream_queue import StreamQueue
-from ..errors import ClosedError
+from ..errors import BusyError, ClosedError
 from ..memory._allocator import DeviceMemory
 from ._loop_state import LoopState, LoopStates
 
@@ -61,6 +62,13 @@ class DeviceStreams:
     def open_names(self) -> list[str]:
         """Return the names of the open streams of all loops."""
         return [queue.name for loop_state in self._loop_states for queue in loop_state.queues if not queue.closed]
+
+    @staticmethod
+    def check_not_lent(queue: Queue) -> None:
+        """Raise `BusyError` if the stream is lent: closing waits for its work, and the borrower may enqueue more."""
+        own = own_queue(queue)
+        if own.lent and own.loop is _get_running_loop():
+            raise BusyError(f"{own.name} is lent: leave the `async with stream.lend()` block first")
 
     def refuse(self, queue: Queue) -> None:
         """Refuse new work."""

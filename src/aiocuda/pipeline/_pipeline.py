@@ -98,9 +98,9 @@ class Pipeline(Owner):
             drain_seconds=lambda: math.inf, wrong_loop=self._device_resources.device_state.wrong_loop,
         )  # fmt: skip
         self._resources = PipelineResources(device, plan, depth, self._scope)
-        opened, resources = self._resources, self._device_resources
+        opened, resources = self._resources.streams, self._device_resources
         use = "`async with aiocuda.Pipeline(device, stages) as pipeline`"
-        self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed or not opened.streams)
+        self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed or not opened)
         self._run: ActiveRun | None = None  # it has the pipeline to itself
         self._single_index = 0  # of the next item outside a run
         self._single_items = 0  # unfinished items outside a run

@@ -137,7 +137,9 @@ class PipelineResources:
     async def __aexit__(self, *exc: object) -> None:
         self._users -= 1
         if not self._users:
-            streams, self.streams, self.queues, self.chain = list(dict.fromkeys(self.streams)), [], [], None
+            streams = list(dict.fromkeys(self.streams))
+            self.streams.clear()
+            self.queues, self.chain = [], None
             self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
                 self._device_is_late = self._device_is_late or must_end_now()
@@ -165,7 +167,7 @@ class PipelineResources:
             await self._close_streams(list(dict.fromkeys(streams.values())))
             self._unbind()
             raise
-        self.streams = [streams[position] for position in range(len(names))]
+        self.streams.extend(streams[position] for position in range(len(names)))
         self.queues = [queue_of(stream) for stream in self.streams]
         resources = resources_of(self.device)
         self.follow = resources.follow

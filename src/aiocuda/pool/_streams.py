@@ -377,6 +377,8 @@ class StreamPool(Owner):
         `ClosedError`. If the wait is cancelled, the pool withdraws the operations that are still on the host and
         closes without waiting.
         """
+        for place in self._places:
+            self._resources.streams.check_not_lent(place.queue)
         await self._scope.aclose(self)
 
     def _refuse(self) -> None:
@@ -397,7 +399,7 @@ class StreamPool(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await self._scope.exit(self, kind)
+        await (self.aclose() if kind is None else self._scope.leave(self))
 
     def _check(self) -> None:
         self._scope.check()

@@ -521,7 +521,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
     def _refuse(self) -> None:
         self._closing = True
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._advance()  # a batch that waits for further requests begins now
 
     def _withdraw(self) -> None:

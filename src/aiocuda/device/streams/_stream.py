@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import functools
 import warnings
-from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
@@ -469,8 +468,7 @@ class Stream(EnqueuingStream, Owner):
         queue = self._queue
         if queue.ended:
             return
-        if queue.lent and queue.loop is _get_running_loop():
-            raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
+        self._resources.streams.check_not_lent(queue)
         await self._life().aclose(self)
 
     def _life(self) -> Scope:
