@@ -220,7 +220,7 @@ def test_it_must_be_entered_and_only_once() -> None:
         next(iter(batches))
     with batches, pytest.raises(BusyError, match="entered once"):
         batches.__enter__()
-    with pytest.raises(BusyError, match="entered once"):
+    with pytest.raises(ClosedError, match="has been closed: make another one"):
         batches.__enter__()
 
 

@@ -416,7 +416,7 @@ def test_a_cancelled_end_holds_nothing(seconds: float | None) -> None:
     async def main() -> None:
         thing = Thing(seconds=seconds)
         thing.gate.set()
-        dropped = weakref.ref(thing), weakref.ref(thing.scope)
+        dropped = weakref.ref(thing), weakref.ref(thing.gate)
         end = asyncio.ensure_future(thing.scope.aclose(thing))
         await asyncio.sleep(0)
         end.cancel()

@@ -19,7 +19,7 @@ from ._owner import Owner
 from ._shutdown import end_now, finish_shielded, must_end_now, note_cancelled, shield
 from ._types import SourceLine
 
-__all__ = ["Outcome", "Scope", "wrong_loop"]
+__all__ = ["Outcome", "Scope", "unlimited", "wrong_loop"]
 
 #: Whether the accepted work has ended. ``"left"``: nothing has waited for it. ``"late"``: the deadline has passed.
 #: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has. ``"failed"``: the drain has raised an exception.
@@ -35,6 +35,11 @@ TICK = 0.001
 
 #: Seconds that the loop of another call has beyond the deadline, before this call ends the object in its place.
 LATE = 0.2
+
+
+def unlimited() -> float:
+    """Return infinity: the drain of the object has a limit of its own."""
+    return math.inf
 
 
 def wrong_loop(
@@ -85,18 +90,11 @@ class Scope:
         Returns the error for another loop.
     """
 
-    # Class attributes, since a stream makes its scope for its end, where most of them stay as they are.
-    _refuses = _is_closed = _entered = False
-    _left = _withdrew = False
-    _failures: tuple[BaseException, ...] = ()  # of the withdrawal
-    _children: tuple[tuple[Owner, Scope], ...] = ()
-    _end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
-    _drain: asyncio.Task[None] | None = None  # the wait for the children, or for the accepted work
-    _place: SourceLine | None = None
-    _error: BaseException | None = None  # with which the block was left, for the children
-    _hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
-    _until: float | None = None  # the time at which the wait for the accepted work is given up
-    _use: tuple[str, object, Callable[[], bool]] | None = None  # for the warning about an object that was left open
+    __slots__ = (
+        *("_again", "_children", "_cure", "_drain", "_drain_seconds", "_end", "_entered", "_error", "_failures"),
+        *("_hurry", "_inside", "_is_closed", "_left", "_loop", "_place", "_process", "_refuses", "_until", "_use"),
+        *("_what", "_withdrew", "_wrong_loop"),
+    )
 
     def __init__(
         self, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
@@ -109,6 +107,18 @@ class Scope:
         self._process = os.getpid()
         self._loop = loop
         self._inside = tasks
+        self._refuses = self._is_closed = self._entered = False
+        self._left = self._withdrew = False
+        self._children: tuple[tuple[Owner, Scope], ...] = ()
+        self._end: asyncio.Future[None] | None = None  # for further calls; set when the end has begun
+        self._drain: asyncio.Task[None] | None = None  # the wait for the children, or for the accepted work
+        self._place: SourceLine | None = None
+        self._error: BaseException | None = None  # with which the block was left, for the children
+        self._failures: tuple[BaseException, ...] = ()  # of the withdrawal
+        self._hurry: asyncio.Future[None] | None = None  # set to wake the first call, when the object is left
+        self._until: float | None = None  # the time at which the wait for the accepted work is given up
+        #: For the warning about an object that was left open.
+        self._use: tuple[str, object, Callable[[], bool]] | None = None
 
     # -- checks --------------------------------------------------------------------------------------------------
 

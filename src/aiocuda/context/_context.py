@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from asyncio import _get_running_loop
 from collections.abc import Generator, Sequence
@@ -10,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._scope import Outcome, Scope, unlimited
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
@@ -106,7 +105,7 @@ class ManagedContext(Owner):
         self._opening = opening.called("ManagedContext()", "context")
         self._scope = Scope(
             "this context", "make one in each loop", "make another one by ManagedContext()",
-            drain_seconds=lambda: math.inf,
+            drain_seconds=unlimited,
         )  # fmt: skip
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from .._base._checks import check_integer
 from .._base._mistakes import keywords
 from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import finish_shielded
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
@@ -156,7 +155,7 @@ class DataLoader(Owner):
         self._restarts = 0  # of closed resources
         self._scope = Scope(
             repr(self), "close it there, and make a loader in each loop", "make another one",
-            drain_seconds=lambda: math.inf, wrong_loop=resources_of(device).device_state.wrong_loop,
+            drain_seconds=unlimited, wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         self._run: EpochRun | None = None
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run

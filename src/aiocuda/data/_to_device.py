@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype
 from .._base._checks import check_integer
 from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import end_tasks
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
@@ -112,7 +111,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._delivery = Delivery(device)
         self._scope = Scope(
             repr(self), "close it there, and make a loader in each loop",
-            "make others by to_device(source, device)", drain_seconds=lambda: math.inf,
+            "make others by to_device(source, device)", drain_seconds=unlimited,
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         self._pass: SourcePass | None = None  # the newest one
@@ -294,7 +293,7 @@ class SourcePass(Owner):
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
         self._batches = batches
-        self._scope = Scope("this iteration", "", "begin another one", drain_seconds=lambda: math.inf)
+        self._scope = Scope("this iteration", "", "begin another one", drain_seconds=unlimited)
         resources, use = resources_of(device), "`async with to_device(source, device) as batches`"
         self._scope.must_end(use, made_at, lambda: resources.closed or not streams)
 

@@ -87,7 +87,7 @@ class Device(Owner):
             repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left
         )
         use = "`async with aiocuda.open_device()`, or await device.aclose()"
-        self._scope.must_end(use, opened_at, lambda: resources.closed)
+        self._scope.must_end(use, opened_at, resources.is_closed)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

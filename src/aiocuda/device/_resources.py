@@ -206,6 +206,10 @@ class DeviceResources:
         for loop_state in self.loop_states:
             loop_state.refuse()
 
+    def is_closed(self) -> bool:
+        """Return whether the device is closed: then nothing of it needs an end."""
+        return self.closed
+
     def mark_closed(self) -> None:
         """Note that the device is closed: it destroys the streams that are open, or leaves them."""
         if not self.closed:

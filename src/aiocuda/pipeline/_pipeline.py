@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._base._owner import Owner
 from .._base._processor import last_level_cache, processors
-from .._base._scope import Outcome, Scope
+from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import finish_shielded
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
@@ -95,7 +94,7 @@ class Pipeline(Owner):
         self.stages = plan.stages
         self._scope = Scope(
             "this pipeline", "make a pipeline in each loop, share the device", "make another one",
-            drain_seconds=lambda: math.inf, wrong_loop=self._device_resources.device_state.wrong_loop,
+            drain_seconds=unlimited, wrong_loop=self._device_resources.device_state.wrong_loop,
         )  # fmt: skip
         self._resources = PipelineResources(device, plan, depth, self._scope)
         opened, resources = self._resources.streams, self._device_resources
