@@ -116,7 +116,7 @@ def note_cancelled(work: asyncio.Task[Any]) -> None:
 
 
 def end_now(task: asyncio.Task[Any]) -> None:
-    """Give a task that has to end at once, for the running task that has to, no more time either."""
+    """Let `must_end_now` be True in this task, too. The running task has to end at once, and waits for it."""
     _must_end_now.add(task)
 
 
