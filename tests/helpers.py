@@ -22,7 +22,9 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
-from aiocuda import Device, DriverError, Kernel, Stream
+from aiocuda import Device, DeviceFault, DriverError, Kernel, Stream
+from aiocuda._base._fault_watch import FaultWatch
+from aiocuda._base._faults import FAULTS
 from aiocuda._base._types import DeviceProperties, Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, RecordedCall, record_after
@@ -73,6 +75,17 @@ def latch(device: Device, stream: Stream, other: Stream) -> Iterator[Latch]:
     """A latch for `device`, open at the end of the test, whatever the test did, and before its streams close."""
     with Latch(device, seconds=PATIENCE) as opened:
         yield opened
+
+
+class FaultListener(FaultWatch):
+    """Calls a function with each fault of the process, on the thread that finds it, until it is stopped."""
+
+    def __init__(self, call: Callable[[DeviceFault], object]) -> None:
+        self._tell = call
+        FAULTS.add(self)
+
+    def on_fault(self, fault: DeviceFault) -> None:
+        self._tell(fault)
 
 
 async def until(condition: Callable[[], object], what: str = "the condition") -> None:

@@ -16,7 +16,7 @@ from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidArgume
 from aiocuda._base._faults import FAULTS
 from aiocuda.device._open_devices import OPEN_DEVICES
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import PATIENCE, SPIN, TRAP, in_thread, open_peer, quickly, turns
+from tests.helpers import PATIENCE, SPIN, TRAP, FaultListener, in_thread, open_peer, quickly, turns
 
 #: Seconds after which a ping of a held device gives up.
 SOON = 0.05
@@ -188,16 +188,15 @@ async def test_ping_waiting_at_a_forced_close_ends() -> None:
 @pytest.mark.asyncio
 async def test_fault_reaches_pings_and_is_an_attribute() -> None:
     heard: list[DeviceFault] = []
-    listener = heard.append
     async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
         assert device.fault is None
         assert OPEN_DEVICES.fault() is None
-        FAULTS.add_listener(listener)
+        listener = FaultListener(heard.append)
         try:
             with pytest.raises(DeviceFault):
                 await stream.launch(TRAP, 1, 1)
         finally:
-            FAULTS.remove_listener(listener)
+            listener.stop()
         assert isinstance(device.fault, DeviceFault)
         assert [fault.code for fault in heard] == [device.fault.code]
         assert OPEN_DEVICES.fault() is device.fault

@@ -29,9 +29,8 @@ from aiocuda import (
     QueueFullError,
     WrongLoopError,
 )
-from aiocuda._base._faults import FAULTS
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
-from tests.helpers import SAXPY, TRAP, Reports, in_thread, quickly, turns, until
+from tests.helpers import SAXPY, TRAP, FaultListener, Reports, in_thread, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -866,7 +865,7 @@ async def test_healthy_changes_nothing_when_another_thread_reads_it() -> None:
 
     held = Held()
     seen: list[tuple[bool, int]] = []
-    FAULTS.add_listener(read)  # before the batcher's own one
+    listener = FaultListener(read)  # before the batcher's own one
     try:
         async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
             async with MicroBatcher(held, max_batch_size=1, device=device) as batcher:
@@ -877,7 +876,7 @@ async def test_healthy_changes_nothing_when_another_thread_reads_it() -> None:
                 held.gate.set()
                 assert [type(one) for one in await outcomes(requests)] == [DeviceFault] * 3
     finally:
-        FAULTS.remove_listener(read)
+        listener.stop()
     assert seen == [(False, 2)]
 
 

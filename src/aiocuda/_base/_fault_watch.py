@@ -13,7 +13,7 @@ __all__ = ["FaultWatch"]
 
 
 class FaultWatch:
-    """Calls a method on an event loop when any device of the process has faulted, until it is stopped.
+    """Calls a method on an event loop when any device of the process has faulted, until it is stopped or dropped.
 
     It does not keep the object of the method alive.
 
@@ -29,14 +29,14 @@ class FaultWatch:
         self.fault = fault
         self._loop = loop
         self._method = weakref.WeakMethod(method)
-        FAULTS.add_listener(self._on_fault)
+        FAULTS.add(self)
 
     def stop(self) -> None:
         """Stop calling the method. Idempotent."""
-        FAULTS.remove_listener(self._on_fault)
+        FAULTS.remove(self)
 
-    def _on_fault(self, fault: DeviceFault) -> None:
-        """Call the method in the loop's next iteration. Any thread."""
+    def on_fault(self, fault: DeviceFault) -> None:
+        """Call the method in the loop's next iteration. Any thread, for `FAULTS`."""
         self.fault = fault
         try:
             self._loop.call_soon_threadsafe(self._call)

@@ -1,10 +1,14 @@
-"""Faults: the fault that has ended CUDA in this process, and functions that are called for each new fault."""
+"""Faults: the fault that has ended CUDA in this process, and the watches that are told of each new fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceFault
+
+if TYPE_CHECKING:
+    from ._fault_watch import FaultWatch
 
 __all__ = ["FAULTS", "Faults"]
 
@@ -15,27 +19,36 @@ class Faults:
     There is no lock: each step is one operation of a list. A fault may be reported on any thread that calls a driver.
     """
 
-    __slots__ = ("_listeners", "of_process")
+    __slots__ = ("_watches", "of_process")
 
     def __init__(self) -> None:
         self.of_process: DeviceFault | None = None  #: the fault that has ended CUDA; it stays when devices are closed
-        self._listeners: list[Callable[[DeviceFault], object]] = []
+        self._watches: list[weakref.ref[FaultWatch]] = []
 
-    def add_listener(self, listener: Callable[[DeviceFault], object]) -> None:
-        """Call a function with each new fault, on the thread that finds it. The function must not block or raise."""
-        self._listeners.append(listener)
+    @property
+    def watches(self) -> list[FaultWatch]:
+        """The watches that are told of a fault."""
+        return [watch for watch in (reference() for reference in tuple(self._watches)) if watch is not None]
 
-    def remove_listener(self, listener: Callable[[DeviceFault], object]) -> None:
-        """Remove a function that `add_listener` has added."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+    def add(self, watch: FaultWatch) -> None:
+        """Call ``watch.on_fault`` with each new fault, on the thread that finds it, while the watch is alive."""
+        self._watches.append(weakref.ref(watch, self._remove))
+
+    def remove(self, watch: FaultWatch) -> None:
+        """Tell the watch of no further fault. Idempotent."""
+        self._remove(weakref.ref(watch))
+
+    def _remove(self, reference: weakref.ref[FaultWatch]) -> None:
+        """Remove the reference. References to a living watch are equal; one to a dead watch equals only itself."""
+        if reference in self._watches:
+            self._watches.remove(reference)
 
     def report(self, fault: DeviceFault, *, ends_process: bool) -> None:
         """Report the first fault of a driver. ``ends_process`` is False for a driver that can be opened again."""
         if ends_process and self.of_process is None:
             self.of_process = fault
-        for listener in tuple(self._listeners):
-            listener(fault)
+        for watch in self.watches:
+            watch.on_fault(fault)
 
 
 #: The faults of this process.

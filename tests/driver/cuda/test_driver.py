@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import select
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aiocuda._base._fault_watch import FaultWatch
 from aiocuda._base._faults import FAULTS
 from aiocuda.driver.cuda import _abi
 from aiocuda.driver.cuda._devices import WARM_STREAMS
@@ -265,18 +267,28 @@ def test_the_fault_names_the_call_and_the_device(driver: CudaDriver, fake: Fake,
     assert driver.fault is not caught.value
 
 
-def test_listeners_get_the_fault_once(driver: CudaDriver, fake: Fake, made: Things) -> None:
+def test_watches_get_the_fault_once(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def on_fault(self) -> None:
+            self.calls += 1
+
+    async def turn() -> None: ...
+
     fake.answer("cuEventQuery", 700)
-    heard: list[DeviceFault] = []
-    listener = heard.append
-    FAULTS.add_listener(listener)
+    holder, loop = Holder(), asyncio.new_event_loop()
+    watch = FaultWatch(loop, holder.on_fault)
     try:
         for _ in range(2):
             with pytest.raises(DeviceFault):
                 driver.event_query(made.event)
+        loop.run_until_complete(turn())
     finally:
-        FAULTS.remove_listener(listener)
-    assert heard == [driver.fault]
+        watch.stop()
+        loop.close()
+    assert (holder.calls, watch.fault) == (1, driver.fault)
     assert FAULTS.of_process is None  # a library of tests ends nothing
 
 

@@ -175,6 +175,7 @@ def sigterm_handler() -> Iterator[list[int]]:
 
 def test_fault_asks_the_server_to_end_once_and_the_loop_ends_with_the_code() -> None:
     ended: list[str] = []
+    watches = FAULTS.watches
 
     @contextlib.asynccontextmanager
     async def around(app: Any) -> AsyncIterator[Any]:
@@ -202,7 +203,7 @@ def test_fault_asks_the_server_to_end_once_and_the_loop_ends_with_the_code() -> 
     assert seen == [signal.SIGTERM]
     assert ended == ["around"]
     assert signal.SIGTERM in blocked
-    assert FAULTS._listeners == []
+    assert [watch for watch in FAULTS.watches if watch not in watches] == []
 
 
 @LOOPS
