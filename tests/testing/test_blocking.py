@@ -77,11 +77,13 @@ async def test_failure_of_the_block_is_kept() -> None:
 
 
 @pytest.mark.asyncio
-async def test_guard_leaves_no_thread() -> None:
-    before = threading.active_count()
-    with LoopGuard(asyncio.get_running_loop()):
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+async def test_guards_share_one_thread_that_ends_after_them() -> None:
+    with LoopGuard(asyncio.get_running_loop()), LoopGuard(asyncio.get_running_loop()):
+        assert [each.name for each in threading.enumerate()].count("aiocuda-loop-watch") == 1
+    for thread in threading.enumerate():
+        if thread.name == "aiocuda-loop-watch":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 @pytest.mark.asyncio

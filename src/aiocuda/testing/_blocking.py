@@ -1,8 +1,8 @@
 """`LoopGuard`: finds calls of aiocuda that block an event loop.
 
-It uses two methods. A thread schedules a callback on the loop every 50 ms; if the callback does not run for 250 ms, the
-thread records the stack of the loop's thread. This finds every slow call, also in C code. blockbuster, if it is
-installed, reports calls that *may* block, by name: sleeps, files, locks and pipes.
+It uses two methods. The thread that samples late loops schedules a callback on the loop every 50 ms; if the callback
+does not run for 250 ms, the thread records the stack of the loop's thread. This finds every slow call, also in C code.
+blockbuster, if it is installed, reports calls that *may* block, by name: sleeps, files, locks and pipes.
 
 Both check only calls made by aiocuda, not those made by the test itself.
 """
@@ -14,10 +14,13 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, Self
+
+from .._base._loop_watch import cancel_sample, sample_at
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,45 +57,48 @@ class LoopGuard:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._caller = threading.get_ident()
-        self._ended = threading.Event()
-        self._answered = threading.Event()
+        self._ended = False
+        self._answered = True  # the loop has run the last callback
+        self._misses = 0
         self.stalls: list[str] = []
         self._blockbuster = contextlib.ExitStack()
-        self._thread = threading.Thread(target=self._watch, name="aiocuda-loop-guard", daemon=True)
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("blockbuster") is not None:
             from blockbuster import blockbuster_ctx
 
             self._blockbuster.enter_context(blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]))
-        self._thread.start()
+        sample_at(self, time.monotonic() + _TICK)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._ended = True
+        cancel_sample(self)
         self._blockbuster.close()
         if error is None and self.stalls:
             raise AssertionError(f"a call of aiocuda blocked the event loop:\n{self.stalls[0]}")
 
-    def _watch(self) -> None:
+    def sample(self) -> None:
+        """Check once whether the loop runs its callbacks. Called by the thread that samples, every 50 ms."""
+        if self._ended:
+            return
         # Counts ticks of this thread, not seconds: on a busy machine this thread may be delayed, too.
-        misses = 0
-        asked = False
-        while not self._ended.wait(_TICK):
-            if not self._loop.is_running():
-                misses = 0
-            elif not asked or self._answered.is_set():
-                misses, asked = 0, True
-                self._answered.clear()
-                with contextlib.suppress(RuntimeError):  # the loop was closed after `is_running`
-                    self._loop.call_soon_threadsafe(self._answered.set)
-            else:
-                misses += 1
-                if misses == _MISSES:
-                    self._record(sys._current_frames().get(self._caller))
+        if not self._loop.is_running():
+            self._misses = 0
+        elif self._answered:
+            self._misses, self._answered = 0, False
+            with contextlib.suppress(RuntimeError):  # the loop was closed after `is_running`
+                self._loop.call_soon_threadsafe(self._answer)
+        else:
+            self._misses += 1
+            if self._misses == _MISSES:
+                self._record(sys._current_frames().get(self._caller))
+        sample_at(self, time.monotonic() + _TICK)
+
+    def _answer(self) -> None:
+        self._answered = True
 
     def _record(self, frame: FrameType | None) -> None:
         if any(_is_aiocuda(each.filename) for each in traceback.extract_stack(frame)):
