@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._base._percentiles import mean_p50_p99
 from ..device import Event
 from ._plan import Plan
 from ._ring import PipelineRing
@@ -114,11 +115,7 @@ class Meter(abc.ABC):
     def statistics(self, ring: PipelineRing) -> PipelineStats:
         """Return a snapshot."""
         wall = ring.busy_seconds
-        item_seconds = np.fromiter(self._item_seconds, float)
-        average, p50, p99 = 0.0, 0.0, 0.0
-        if item_seconds.size:
-            average = float(item_seconds.mean())
-            p50, p99 = (float(value) for value in np.percentile(item_seconds, (50, 99)))
+        average, p50, p99 = mean_p50_p99(self._item_seconds)
         seconds = self._stage_seconds()
         return PipelineStats(
             iterations=self.items,

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from .._base._percentiles import mean_p50_p99
 from ..completion import KINDS, Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -114,6 +115,6 @@ class WorkloadRecord:
         for workload in WORKLOADS:
             count, seconds = self._counts[workload], self._seconds[workload]
             if count:
-                p50, p99 = (float(value) * 1e3 for value in np.percentile(list(self._last[workload]), (50, 99)))
+                _, p50, p99 = (value * 1e3 for value in mean_p50_p99(self._last[workload]))
                 found[workload] = WorkloadStatistics(count, seconds, seconds / count * 1e3, p50, p99)
         return found

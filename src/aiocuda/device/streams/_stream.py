@@ -18,6 +18,7 @@ from ..._base._label import labelled
 from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
 from ..._base._owner import Owner
+from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
@@ -441,11 +442,7 @@ class Stream(EnqueuingStream, Owner):
     def statistics(self) -> StreamStatistics:
         """Return counts of the stream's work so far."""
         self._resources.memory.look()
-        latencies = np.fromiter(self._queue.latencies, float)
-        average, p50, p99 = (0.0, 0.0, 0.0)
-        if latencies.size:
-            average = float(latencies.mean()) * 1e3
-            p50, p99 = (float(value) * 1e3 for value in np.percentile(latencies, (50, 99)))
+        average, p50, p99 = (seconds * 1e3 for seconds in mean_p50_p99(self._queue.latencies))
         transfers = self._transfers
         return StreamStatistics(
             operations=self._queue.enqueued, launches=self._launches.launches,
