@@ -511,7 +511,7 @@ async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> No
             async with Pipeline(device, [Stage("only", lambda _slot: _slot.stream.synchronize())], depth=1) as pipeline:
                 of_one = _run.ActiveRun(pipeline._resources, [1])
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
-                    of_one.next_item_nowait()
+                    of_one.next_item_nowait(None)
                 await of_one.close()
                 assert pipeline.ring.busy == 0, interrupt.where
                 if not (interrupt.where or "").startswith(hands_over):

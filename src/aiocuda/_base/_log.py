@@ -39,9 +39,9 @@ def is_heard(level: Level) -> bool:
     if not logger.isEnabledFor(_LEVELS[level]):
         return False
     while logger is not None:
-        handlers = (each for each in logger.handlers if not isinstance(each, logging.NullHandler))
-        if any(handler.level <= _LEVELS[level] for handler in handlers):
-            return True
+        for handler in logger.handlers:
+            if handler.level <= _LEVELS[level] and not isinstance(handler, logging.NullHandler):
+                return True
         logger = logger.parent if logger.propagate else None
     return False
 

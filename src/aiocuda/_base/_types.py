@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import warnings
@@ -56,6 +57,12 @@ class DeviceProperties:
     memory_pools: bool = True  #: stream-ordered allocation; `open_device` refuses a GPU without it
 
 
+@functools.cache
+def _folders_of(packages: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the beginnings of the paths of all files in these packages of aiocuda."""
+    return tuple(os.path.join(_PACKAGE, *package.split("/")) + os.sep for package in packages)
+
+
 class SourceLine(NamedTuple):
     """A line of the user's program that a warning is about."""
 
@@ -78,7 +85,7 @@ class SourceLine(NamedTuple):
     def of_direct_caller(cls, *packages: str) -> Self | None:
         """Return the line of the program that has called these packages of aiocuda; None if another package has."""
         frame: FrameType | None = sys._getframe(1)
-        ours = tuple(os.path.join(_PACKAGE, *package.split("/")) + os.sep for package in packages)
+        ours = _folders_of(packages)
         while frame is not None and frame.f_code.co_filename.startswith(ours):
             frame = frame.f_back
         return None if frame is None or frame.f_code.co_filename.startswith(_NOT_THE_USERS) else cls.of_frame(frame)

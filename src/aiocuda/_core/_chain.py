@@ -71,7 +71,14 @@ class Chain:
             slot._stream = self._streams[position]
             result = self._functions[position](slot)
             returned[names[position]] = result
-            if not queue.ends_with(result):
+            pending = queue.pending  # the same as `Ring.ends_with`, without its call
+            if (
+                not pending
+                or pending[-1] is not result
+                or queue.obstacles
+                or queue.unmarked_wait_at == queue.enqueued
+                or queue.on_host
+            ):
                 return position
             ends[position] = result
         return len(names)

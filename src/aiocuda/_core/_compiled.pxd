@@ -152,8 +152,10 @@ cdef class Ring:
     cdef Py_ssize_t _poll(self, Py_ssize_t budget, bint awaited, bint newest_only) except -1
     @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
     cpdef look_ahead(self, QueuedOperation operation)
-    @cython.locals(turn=Turn, left=cython.Py_ssize_t, known=cython.Py_ssize_t)
+    @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
     cpdef resolve_to(self, QueuedOperation operation)
+    @cython.locals(turn=Turn, known=cython.Py_ssize_t, most=cython.Py_ssize_t, resolved=cython.Py_ssize_t)
+    cdef _resolve_up_to(self, QueuedOperation operation)
     @cython.locals(count=cython.Py_ssize_t)
     cdef Py_ssize_t _count_to(self, object operation) except -1
     @cython.locals(lease=Lease, device_state=DeviceFields, guarded=cython.bint, now=cython.double, until=cython.double,
@@ -161,8 +163,6 @@ cdef class Ring:
     cpdef linger(self, QueuedOperation operation, object gathered=*)
     @cython.locals(longest=cython.double, estimate=Estimate)
     cdef double _patience(self, QueuedOperation operation, double now) except -1
-    @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
-    cdef _resolve_oldest(self, QueuedOperation operation)
     @cython.locals(listened=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,
                    resolved=cython.Py_ssize_t, done=cython.Py_ssize_t, timed=cython.Py_ssize_t, now=cython.double,
                    lease=Lease, countdown=Countdown)

@@ -395,22 +395,60 @@ class Ring:
             self._blind_awaits = self._most_blind_awaits
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
-        """Resolve an operation and all before it without a query: later work on the device is known to be done."""
-        if self.pending and self.pending[0] is operation and not self._resolving:
-            self._resolve_oldest(operation)  # as for an await that does not suspend, the caller limits their number
+        """Resolve an operation and all before it without a query: it is known to be done.
+
+        If it is the oldest of the stream, the caller limits the number of operations in a turn of the loop. `_resolve`
+        does the same for all operations, but if this one needs no special handling, its waiter resumes 0.3 µs sooner.
+        """
+        device_state = self.device_state
+        if (
+            not self.pending
+            or self.pending[0] is not operation
+            or operation.status != SUBMITTED
+            or operation.extra is not None
+            or device_state.listeners is not None
+            or device_state.starts
+            or self._resolving
+        ):
+            self._resolve_up_to(operation)
             return
+        now = self.now()
+        lease = operation.lease
+        try:
+            self.pending.popleft()
+            operation.lease = None
+            if lease is not None and not lease.lent:  # as `EventLeases.give`, without its call
+                lease.generation += 1
+                lease.home.append(lease)
+            operation.keep = None
+            self.latencies.append(now - operation.submitted_at)
+            operation.status = DONE
+            self.reactor.resolved += 1
+            if operation.waiters is not None:
+                operation.wake_waiters()
+        except BaseException:
+            self.reactor.resolved += self.interruption.finish(operation)
+            raise
+        estimate = operation.estimate
+        if estimate is INSTANT:
+            self._after_resolving(None, 0.0, 0, now)
+        else:
+            self._after_resolving(estimate, operation.submitted_at, 1, now)
+
+    def _resolve_up_to(self, operation: StreamOperation[Any]) -> None:
+        """Resolve an operation and all before it, which may need special handling."""
         turn = self.reactor.turn
-        left = MOST_PER_TURN - turn.inlined
         known = self._count_to(operation)
-        if known and left > 0 and not self._resolving:
-            if self.device_state.listeners is None:
-                turn.has_inlined(self._resolve(known, min(known, left)))
-                return
-            self.reports.begin_await(operation)  # for the hooks
-            try:
-                turn.has_inlined(self._resolve(known, min(known, left)))
-            finally:
-                self.reports.end_await()
+        most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)
+        if most <= 0 or self._resolving:
+            return
+        self.reports.begin_await(operation)  # for the hooks
+        try:
+            resolved = self._resolve(known, most)
+        finally:
+            self.reports.end_await()
+        if known > 1:
+            turn.has_inlined(resolved)
 
     def _count_to(self, operation: StreamOperation[Any]) -> int:
         """Return the number of unfinished operations up to this one; 0 if the stream has not accepted it."""
@@ -469,10 +507,7 @@ class Ring:
         finally:
             if guarded:
                 driver.end_queries()
-        if self.pending and self.pending[0] is operation:  # a query may run code of the program, which resolves it
-            self._resolve_oldest(operation)
-        else:
-            self.resolve_to(operation)
+        self.resolve_to(operation)
 
     def _patience(self, operation: StreamOperation[Any], now: float) -> float:
         """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
@@ -491,47 +526,6 @@ class Ring:
         return now + longest
 
     # -- resolve -------------------------------------------------------------------------------------------------------
-
-    def _resolve_oldest(self, operation: StreamOperation[Any]) -> None:
-        """Resolve the oldest operation of the stream, which is done.
-
-        It is `_resolve` for an operation that needs no special handling: the waiter resumes 0.3 µs sooner.
-        """
-        device_state = self.device_state
-        if (
-            operation.status != SUBMITTED
-            or operation.extra is not None
-            or device_state.listeners is not None
-            or device_state.starts
-        ):
-            self.reports.begin_await(operation)
-            try:
-                self._resolve(1, 1)
-            finally:
-                self.reports.end_await()
-            return
-        now = self.now()
-        lease = operation.lease
-        try:
-            self.pending.popleft()
-            operation.lease = None
-            if lease is not None and not lease.lent:  # as `EventLeases.give`, without its call
-                lease.generation += 1
-                lease.home.append(lease)
-            operation.keep = None
-            self.latencies.append(now - operation.submitted_at)
-            operation.status = DONE
-            self.reactor.resolved += 1
-            if operation.waiters is not None:
-                operation.wake_waiters()
-        except BaseException:
-            self.reactor.resolved += self.interruption.finish(operation)
-            raise
-        estimate = operation.estimate
-        if estimate is INSTANT:
-            self._after_resolving(None, 0.0, 0, now)
-        else:
-            self._after_resolving(estimate, operation.submitted_at, 1, now)
 
     def _resolve(self, known: int, most: int) -> int:
         """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""

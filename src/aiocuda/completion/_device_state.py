@@ -199,7 +199,7 @@ class DeviceState(DeviceFields):
 
     def look_for_others(self) -> None:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
-        self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
+        self.guarded = self.guarded or not sys.modules.keys().isdisjoint(CAPTURERS)
 
     def note_cross_device_use(self, queue: StreamQueue) -> None:
         """Record that a stream of another opened device is about to use memory of this one."""

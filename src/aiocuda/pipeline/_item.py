@@ -275,7 +275,9 @@ class PipelineItem:
             else:
                 if end.status != DONE:
                     await end
-                self._resolve_chain()
+                Chain.resolve(self._ends)  # the last operation is done, and each has waited for the one before it
+                if self._timing_events:
+                    self._read_timing_events(range(len(self._ends)))
         except Exception as error:  # noqa: BLE001 - it, or a group with it, is raised
             failure = await self._failure_of_item(error)
             raise failure from failure.__cause__
@@ -307,12 +309,6 @@ class PipelineItem:
             raise self.failure  # noqa: B904 - it has its cause
         self._resources.meter.results_copied += owned is not result
         return owned
-
-    def _resolve_chain(self) -> None:
-        """Resolve the operations of all stages: the last one is done, and each has waited for the one before it."""
-        Chain.resolve(self._ends)
-        if self._timing_events:
-            self._read_timing_events(range(len(self._ends)))
 
     async def _wait_for_all(self) -> None:
         """Wait for the operations of all stages."""

@@ -201,14 +201,13 @@ class Pipeline(Owner):
                 item: PipelineItem | None = None
                 run.feeds = True
                 try:
-                    while (item := run.next_item_nowait() or await run.next_item()) is not None:
+                    while (item := run.next_item_nowait(item) or await run.next_item()) is not None:
                         result = await item.finish()
                         if result is not SKIPPED:
                             delivered = resources.now()
                             yield result
                             del result  # it may be large
                             resources.meter.consumer_seconds += resources.now() - delivered
-                        run.release(item)
                 except BaseException as error:
                     is_failure = isinstance(error, Exception) or error is run.source_error
                     if not (is_failure or (item is not None and error is item.failure)):

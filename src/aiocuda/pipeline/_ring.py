@@ -175,16 +175,6 @@ class TripleBuffer(ProcessLocal):
         StaleHandleError
             The slot was released before, or belongs to another ring.
         """
-        self._take_back(slot)
-        contents, slot._stream = slot._contents, None
-        contents.item = contents.progress = None  # the memory stays
-        contents.states.clear()
-        if self._waiting:
-            self._hand_on(slot)
-        else:
-            self._free.append(slot)
-
-    def _take_back(self, slot: Slot) -> None:
         if type(slot) is not Slot:
             _check_is_slot(slot)
         if slot not in self._taken:
@@ -196,6 +186,13 @@ class TripleBuffer(ProcessLocal):
             self._busy.discard(slot)
             if not self._busy:
                 self._busy_seconds += self._now() - self._busy_since
+        contents, slot._stream = slot._contents, None
+        contents.item = contents.progress = None  # the memory stays
+        contents.states.clear()
+        if self._waiting:
+            self._hand_on(slot)
+        else:
+            self._free.append(slot)
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
@@ -251,9 +248,12 @@ class PipelineRing(TripleBuffer):
 
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
-        self._take_back(slot)
         new = self._slots[slot.number] = Slot(slot.number)
-        self._hand_on(new)
+        for slots in (self._taken, self._busy):
+            if slot in slots:
+                slots.remove(slot)
+                slots.add(new)
+        self.release(new)
 
 
 def _check_is_slot(slot: object) -> None:

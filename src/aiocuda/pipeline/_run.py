@@ -65,14 +65,14 @@ class PipelineRun(ProcessLocal, AsyncIterator[Any]):
             The run was left by `break`; then a later run of the pipeline, or the pipeline's `aclose`, has closed it.
         """
         self._has_looped = False  # the program holds the run, and continues without a loop
-        return self._next()
-
-    def _next(self) -> Coroutine[Any, Any, Any]:
         if self._closing is not None:
-            raise ClosedError(
-                "this run was left by `break`, and its pipeline has closed it since, for another run or at its own end"
-            )
+            raise self._closed_error()
         return self._results.__anext__()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(
+            "this run was left by `break`, and its pipeline has closed it since, for another run or at its own end"
+        )
 
     async def aclose(self) -> None:
         """End the run. Unfinished items have `Device.drain_timeout` seconds to end. Idempotent."""
@@ -112,7 +112,10 @@ class _LoopIterator(AsyncIterator[Any]):
         self._run = run
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
-        return self._run._next()
+        run = self._run
+        if run._closing is not None:
+            raise run._closed_error()
+        return run._results.__anext__()
 
 
 async def _close(results: AsyncGenerator[Any, None]) -> None:
@@ -198,20 +201,26 @@ class ActiveRun:
             raise self.source_error
         return item
 
-    def next_item_nowait(self) -> PipelineItem | None:
-        """Return the next item if it has begun. Else, and at the end, return None: then await `next_item`."""
+    def next_item_nowait(self, passed: PipelineItem | None) -> PipelineItem | None:
+        """Free the slot of the item before, and return the next item if it has begun.
+
+        Else, and at the end, return None: then await `next_item`.
+
+        Parameters
+        ----------
+        passed
+            The item before, which is finished, and whose result the consumer does not use any more; None if there is
+            none.
+        """
+        if passed in self._unreleased:
+            del self._unreleased[passed]
+            passed.end()
+            self._resources.ring.release(passed.slot)
+            self._idle_items.append(passed)
         if self._feeder is None and not self._stopped and type(self.source) is SyncSource:
             self._feed_now(self.source)
         ready = self._ready
         return ready.popleft() if ready and ready[0] is not None and self._closing is None else None
-
-    def release(self, item: PipelineItem) -> None:
-        """Free the slot of a finished item, when the consumer does not use the result any more."""
-        if item in self._unreleased:
-            del self._unreleased[item]
-            item.end()
-            self._resources.ring.release(item.slot)
-            self._idle_items.append(item)
 
     # -- feeding -------------------------------------------------------------------------------------------------
 
