@@ -21,7 +21,7 @@ import aiocuda
 from aiocuda import Kernel
 from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.serving.asgi import CancelOnDisconnect, error_responses, health, lifespan
-from aiocuda.serving.asgi._types import ASGIApp, Message, Receive, Scope, Send
+from aiocuda.serving.asgi._protocol import ASGIApp, Message, Receive, Scope, Send
 from aiocuda.testing import kernels
 from tests.serving.asgi.service_program import SPIN, TRAP, fault, report
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ._cancel_middleware import CancelOnDisconnect
-from ._cancel_on_disconnect import cancel_on_disconnect
+from ._disconnects import CancelOnDisconnect, cancel_on_disconnect
 from ._error_responses import error_responses
-from ._health import health
 from ._lifespan import lifespan
-from ._ready import ready
+from ._probes import health, ready
 
 __all__ = ["CancelOnDisconnect", "cancel_on_disconnect", "error_responses", "health", "lifespan", "ready"]

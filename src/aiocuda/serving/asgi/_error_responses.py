@@ -8,8 +8,7 @@ from typing import Any
 
 from ...errors import DeadlineError, DeviceFault, ReplicaLostError
 from .._errors import OverloadedError
-from ._answer import answer
-from ._types import ASGIApp, Message, Receive, Scope, Send, check_app
+from ._protocol import ASGIApp, Message, Receive, Scope, Send, answer, check_app
 
 __all__ = ["ErrorResponses", "error_responses"]
 

@@ -1,15 +1,53 @@
-"""ready: an ASGI application for readiness probes."""
+"""health and ready: ASGI applications for liveness and readiness probes."""
 
 from __future__ import annotations
 
 from ..._base._checks import check_timeout
+from ..._base._faults import FAULTS
 from ...device import Device
 from ...errors import AiocudaError, ClosedError, DeviceFault, InvalidTypeError
-from ._answer import answer
-from ._health import refuse_other_scopes
-from ._types import ASGIApp, Receive, Scope, Send
+from ...lowlevel import OPEN_DEVICES
+from ._protocol import ASGIApp, Receive, Scope, Send, answer
 
-__all__ = ["Ready", "ready"]
+__all__ = ["Health", "Probe", "Ready", "health", "ready"]
+
+
+class Probe:
+    """An ASGI application that answers 200, or 503 with the problem.
+
+    It is an object and not a function: routes of Starlette call a function with a request.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        if scope["type"] != "http":
+            return  # a lifespan has nothing to do
+        problem = await self.problem()
+        if problem is None:
+            await answer(send, 200, status="ok")
+        else:
+            await answer(send, 503, status="failed", detail=problem)
+
+    async def problem(self) -> str | None:
+        """Return why the probe fails; None if it does not."""
+        raise NotImplementedError
+
+
+class Health(Probe):
+    """The application `health`."""
+
+    async def problem(self) -> str | None:
+        """Return the problem if a device of the process has faulted."""
+        faulted = FAULTS.of_process is not None or OPEN_DEVICES.fault() is not None
+        return "A device of this process has faulted." if faulted else None
+
+    def __repr__(self) -> str:
+        return "aiocuda.serving.asgi.health"
+
+
+#: An ASGI application that answers 200, and 503 once any device of the process has faulted.
+health = Health()
 
 
 def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
@@ -41,30 +79,26 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
     return Ready(device, check_timeout(timeout_s, "timeout_s"))
 
 
-class Ready:
-    """The application that `ready` returns. An object: routes of Starlette call a function with a request."""
+class Ready(Probe):
+    """The application that `ready` returns."""
 
     def __init__(self, device: Device, timeout_s: float | None) -> None:
         self._device = device
         self._timeout_s = timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await refuse_other_scopes(scope, send):
-            return
+    async def problem(self) -> str | None:
+        """Return the problem if the device does not answer a ping."""
         try:
             await self._device.ping(self._timeout_s)
         except DeviceFault:
-            detail = "The device has faulted."
+            return "The device has faulted."
         except ClosedError:
-            detail = "The device is closed."
+            return "The device is closed."
         except TimeoutError:
-            detail = "The device does not answer."
+            return "The device does not answer."
         except AiocudaError:
-            detail = "The device cannot be used."
-        else:
-            await answer(send, 200, status="ok")
-            return
-        await answer(send, 503, status="failed", detail=detail)
+            return "The device cannot be used."
+        return None
 
     def __repr__(self) -> str:
         return f"aiocuda.serving.asgi.ready({self._device!r}, {self._timeout_s})"

@@ -1,14 +1,15 @@
-"""The types of ASGI, and checks of ASGI applications."""
+"""The types of ASGI, checks of ASGI applications, and whole responses."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
 from ..._base._checks import is_function
 from ...errors import InvalidTypeError
 
-__all__ = ["ASGIApp", "Message", "Receive", "Scope", "Send", "check_app"]
+__all__ = ["ASGIApp", "Message", "Receive", "Scope", "Send", "answer", "check_app"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -23,3 +24,11 @@ def check_app(app: object, taker: str) -> None:
         raise InvalidTypeError(
             f"{taker} takes an ASGI application, which is called with (scope, receive, send), not {app!r}"
         )
+
+
+async def answer(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]] = (), /, **fields: str) -> None:
+    """Send a response with ``fields`` as its JSON object."""
+    body = json.dumps(fields).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
