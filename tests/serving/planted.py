@@ -28,7 +28,7 @@ BUGS = [
     Bug(
         "outcome-twice",
         "A result for a request that is done ends the delivery: later requests of the batch wait forever.",
-        "_request.py",
+        "_requests.py",
         "        if future is None or future.done():\n            return False\n        future.set_result(result)\n",
         "        assert future is not None\n        future.set_result(result)\n",
     ),
@@ -42,7 +42,7 @@ BUGS = [
     Bug(
         "weight-ignored",
         "A batch is filled by the number of items.",
-        "_request_queue.py",
+        "_requests.py",
         "                limit -= request.weight\n",
         "                limit -= 1\n",
     ),
@@ -78,7 +78,7 @@ BUGS = [
     Bug(
         "low-priority-starves",
         "Overtakings are not counted.",
-        "_request_queue.py",
+        "_requests.py",
         "                for risen in self._by_priority.served(request):\n",
         "                for risen in ():\n",
     ),

@@ -14,8 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import ClosedError, DrainTimeoutWarning
 from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
-from aiocuda.serving._admission import Admission
-from aiocuda.serving._times import BatchTimes
+from aiocuda.serving._admission import Admission, BatchTimes
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import UVLOOP
 

@@ -1,4 +1,4 @@
-"""Admission: refuses requests whose deadline the predicted time cannot meet."""
+"""Admission: refuses requests whose deadline the predicted time cannot meet. BatchTimes: the times of batches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,123 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from ._times import BatchTimes
+__all__ = ["Admission", "BatchTimes"]
 
-__all__ = ["Admission"]
+#: The share of the newest batch in the mean, and of the newest deviation in the mean deviation (RFC 6298).
+SHARE, DEVIATION_SHARE = 1 / 8, 1 / 4
+
+#: A batch counts as at most so many times the average: one slow batch, for example while another process used the
+#: device, must not make the predictions useless. Several slow ones raise the average.
+MOST_OF_AVERAGE = 2
+
+#: Seconds that a batch takes, for `BatchTimes.rate`, until one was measured.
+UNMEASURED = 0.1
+
+#: The clock of uvloop counts milliseconds: batches that take less are measured as 0 s.
+COARSEST_CLOCK = 0.001
 
 #: After so many seconds of refusals in a bucket, one request is let through: its batch measures the time again.
 PROBE_AFTER = 1.0
+
+
+class _Average:
+    """A moving average of seconds, and of the deviations from it. Jacobson, Congestion Avoidance and Control, 1988."""
+
+    __slots__ = ("calls", "deviation", "is_stale", "last", "mean")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.is_stale = True  # the next call replaces the average
+        self.mean = self.deviation = self.last = 0.0
+
+    def restart(self) -> None:
+        """Let the next call replace the average."""
+        self.is_stale = True
+
+    def add(self, seconds: float) -> None:
+        self.calls += 1
+        self.last = seconds
+        if self.calls == 1:
+            return  # it contains a compilation, or the first use of a library
+        if self.is_stale:
+            self.mean, self.deviation, self.is_stale = seconds, 0.0, False
+            return
+        seconds = min(seconds, MOST_OF_AVERAGE * max(self.mean, COARSEST_CLOCK))
+        self.deviation += DEVIATION_SHARE * (abs(seconds - self.mean) - self.deviation)
+        self.mean += SHARE * (seconds - self.mean)
+
+    @property
+    def predicted(self) -> float | None:
+        return None if self.calls < 2 else self.mean + 2 * self.deviation
+
+
+class BatchTimes:
+    """The seconds that batches take, by bucket. The first batch of a bucket does not count.
+
+    Parameters
+    ----------
+    limit
+        The greatest weight of a batch.
+    buckets
+        Weights to which batches are padded; None for powers of two.
+    places
+        The number of batches that run at a time.
+
+    Attributes
+    ----------
+    weight : float
+        The average weight of the recent batches; 0 before the first.
+    """
+
+    def __init__(self, limit: int, buckets: Sequence[int] | None, places: int) -> None:
+        self.weight = 0.0
+        self._limit = limit
+        self._buckets = buckets
+        self._places = places
+        self._averages: dict[int, _Average] = {}
+        self._requests = 0.0  # moving sums of the same batches, for the rate
+        self._seconds = 0.0
+
+    def bucket(self, weight: int) -> int:
+        """Return the bucket of a batch: batches of similar weight have the same."""
+        if self._buckets is None:
+            return min(1 << (weight - 1).bit_length(), self._limit)
+        return next(bucket for bucket in self._buckets if bucket >= weight)
+
+    def add(self, weight: int, requests: int, seconds: float) -> None:
+        """Add the time of a batch that has succeeded."""
+        average = self._averages.setdefault(self.bucket(weight), _Average())
+        average.add(seconds)
+        self.weight += SHARE * (weight - self.weight)
+        if average.calls > 1:
+            self._requests += SHARE * (requests - self._requests)
+            self._seconds += SHARE * (seconds - self._seconds)
+
+    def predicted(self, weight: int) -> float | None:
+        """Return the seconds that a batch of this weight will take, as far as they are known; else None.
+
+        If its bucket was not measured, the time of a smaller one is a lower limit.
+        """
+        bucket = self.bucket(weight)
+        known = [each for each, average in self._averages.items() if each <= bucket and average.calls > 1]
+        return self._averages[max(known)].predicted if known else None
+
+    def restart(self) -> None:
+        """Let the next batch of each bucket replace its average."""
+        for average in self._averages.values():
+            average.restart()
+
+    @property
+    def by_bucket(self) -> dict[int, tuple[float | None, float]]:
+        """For each bucket, the predicted seconds of a batch, and the seconds of the last one."""
+        return {bucket: (average.predicted, average.last) for bucket, average in sorted(self._averages.items())}
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that all places together serve. Greater than 0, also before the first batch."""
+        if self._requests <= 0.0:
+            return self._limit * self._places / UNMEASURED
+        return self._requests * self._places / (self._seconds or COARSEST_CLOCK)
 
 
 class Admission:

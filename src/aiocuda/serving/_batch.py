@@ -1,17 +1,31 @@
-"""Batch: the items that the function of a `MicroBatcher` gets."""
+"""Batch: the items of one call. RunningBatch: its requests. BatchHooks: calls the listeners for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from .._base._types import ProcessLocal
+from ..completion import EndedRequest, StartedBatch
+from ..device import Device
+from ..lowlevel import resources_of
 from ..pipeline import Slot
 from ..stream import Stream
+from ._requests import Request, RequestRecord
+from ._results import is_failure
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "BatchHooks", "End", "RunningBatch"]
 
 Item = TypeVar("Item")
+
+#: A listener, and the function that its hook has returned.
+End: TypeAlias = tuple[object, Callable[[Sequence[BaseException | None]], object]]
+
+#: The numbers of the batchers of the process.
+_NUMBERS = itertools.count(1)
 
 
 class Batch(ProcessLocal, Generic[Item]):
@@ -54,3 +68,165 @@ class Batch(ProcessLocal, Generic[Item]):
 
     def __repr__(self) -> str:
         return f"<Batch {self.number}: {self.size} items, weight {self.weight}, padded to {self.padded}>"
+
+
+class BatchHooks:
+    """Calls the hooks ``on_batch`` and ``on_outcome`` of the listeners of a device, for one batcher.
+
+    Parameters
+    ----------
+    device
+        The device of the batcher.
+    function
+        Its function, for the name.
+    """
+
+    def __init__(self, device: Device, function: Callable[..., Any]) -> None:
+        self._device_state = resources_of(device).device_state
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._function = getattr(function, "__name__", type(function).__name__)
+        self._number = next(_NUMBERS)
+
+    def record(self) -> RequestRecord | None:
+        """Return the record of a new request; None if no listener has a hook. Called in the task of its caller."""
+        listeners = self._device_state.listeners
+        return RequestRecord() if listeners is not None and (listeners.batch or listeners.outcome) else None
+
+    def formed(self, requests: Sequence[Request], now: float) -> None:
+        """Note that a batch was formed."""
+        if self._device_state.listeners is None:
+            return
+        for request in requests:
+            if request.record is not None:
+                request.record.formed(now - request.arrived)
+
+    def begin(self, batch: Batch[Any], requests: Sequence[Request], now: float) -> list[End]:
+        """Call the hooks before the function of a batch. Return what to call at its end."""
+        listeners = self._device_state.listeners
+        if listeners is None:
+            return []
+        for request in requests:
+            if request.record is not None:
+                request.record.began(batch.number)
+        if not listeners.batch:
+            return []
+        started = StartedBatch(
+            function=self._function,
+            number=batch.number,
+            size=batch.size,
+            weight=batch.weight,
+            contexts=[None if request.record is None else request.record.context for request in requests],
+            waited_s=[now - request.arrived for request in requests],
+            batcher=self._number,
+        )
+        ends: list[End] = []
+        for listener, hook in listeners.batch:
+            try:
+                end: Any = hook(started)
+            except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
+                self._remove(listener, error)
+            else:
+                if end is not None:
+                    ends.append((listener, end))
+        return ends
+
+    def end(self, ends: Sequence[End], errors: Sequence[BaseException | None]) -> None:
+        """Call the functions that the hooks have returned."""
+        for listener, end in ends:
+            try:
+                end(errors)
+            except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
+                self._remove(listener, error)
+
+    def ended(self, request: Request, record: RequestRecord, *, cancelled: bool, now: float) -> None:
+        """Call the hooks for a request that has its outcome."""
+        listeners = self._device_state.listeners
+        if listeners is None or not listeners.outcome:
+            return
+        ended = EndedRequest(
+            batcher=self._number,
+            function=self._function,
+            number=request.id,
+            label=request.label,
+            outcome="cancelled" if cancelled else record.outcome,
+            seconds=now - request.arrived,
+            waited_s=record.waited,
+            batch=record.batch,
+        )
+        for listener, hook in listeners.outcome:
+            try:
+                hook(ended)
+            except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
+                self._remove(listener, error)
+
+    def _remove(self, listener: object, error: Exception) -> None:
+        """Remove a listener with a hook that has raised, and report the error. No request fails."""
+        self._device_state.remove_listener(listener)
+        message = f"{listener!r} failed, and listens no more"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
+
+class RunningBatch:
+    """The requests of a batch, from its formation to its end.
+
+    Attributes
+    ----------
+    number : int
+        Counts the batches of the batcher, from 0.
+    requests : sequence of Request
+        In the order of the items.
+    began : float
+        The loop's time.
+    predicted : float
+        The seconds that it will take; 0 if that is not known.
+    weight : int
+        The weight of the requests.
+    ends : sequence
+        What the listeners of the device want called at its end: see `BatchHooks`.
+    """
+
+    __slots__ = ("began", "ends", "number", "predicted", "requests", "weight")
+
+    def __init__(
+        self, number: int, requests: Sequence[Request], weight: int, began: float, predicted: float | None
+    ) -> None:
+        self.number = number
+        self.requests = requests
+        self.weight = weight
+        self.began = began
+        self.predicted = predicted or 0.0
+        self.ends: Sequence[End] = ()
+
+    @property
+    def items(self) -> list[Any]:
+        """The items of the requests."""
+        return [request.item for request in self.requests]
+
+    def label(self) -> str | None:
+        """Return the different labels of the requests, joined by commas; None if no request has one."""
+        labels = dict.fromkeys(request.label for request in self.requests if request.label is not None)
+        return ", ".join(labels) or None
+
+    def drop_done(self) -> None:
+        """Drop the requests that have an outcome, or whose await was cancelled."""
+        left = [request for request in self.requests if not request.done]
+        if len(left) < len(self.requests):
+            self.requests = left
+            self.weight = sum(request.weight for request in left)
+
+    def announce(self, hooks: BatchHooks, batch: Batch[Any], now: float) -> None:
+        """Call the listeners of the device before the function is called."""
+        self.ends = hooks.begin(batch, self.requests, now)
+
+    def report(self, hooks: BatchHooks, found: Iterable[Any], error: BaseException | None) -> None:
+        """Call what the listeners have for the end: with the outcomes, or with the error of the function."""
+        ends, self.ends = self.ends, ()
+        if error is None:
+            hooks.end(ends, [outcome if is_failure(outcome) else None for outcome in found])
+        else:
+            hooks.end(ends, [error] * len(self.requests))
+
+    def remaining(self, now: float) -> float:
+        """Return the predicted seconds until it ends."""
+        return max(0.0, self.began + self.predicted - now)

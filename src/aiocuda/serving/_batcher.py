@@ -28,19 +28,14 @@ from ..errors import (
     DrainTimeoutWarning,
 )
 from ..lowlevel import resources_of
-from ._admission import Admission
-from ._batch import Batch
-from ._batch_hooks import BatchHooks
-from ._delivery import Delivery
+from ._admission import Admission, BatchTimes
+from ._batch import Batch, BatchHooks, RunningBatch
 from ._errors import OverloadedError
 from ._options import BatcherOptions, checked_rank
 from ._places import Places
-from ._request import Request
-from ._request_queue import RequestQueue
-from ._results import failures, is_failure
-from ._running import RunningBatch
+from ._requests import Request, RequestQueue
+from ._results import Delivery, failures, is_failure
 from ._statistics import BatcherMeter, BatcherStatistics
-from ._times import BatchTimes
 
 __all__ = ["MicroBatcher"]
 

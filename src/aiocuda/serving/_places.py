@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
 
 from ..device import Device
+from ..errors import AiocudaError
 from ..lowlevel import owned, queue_of, resources_of
-from ..pipeline import TripleBuffer
+from ..pipeline import Slot, TripleBuffer
+from ..pipeline._result_copies import ResultCopies
+from ..pipeline._slot import memory_of
+from ..pipeline._slot_memory import SlotMemory
 from ..stream import Stream
-from ._place import Place
+from ._results import outcomes, own_outcomes
 
-__all__ = ["Places"]
+__all__ = ["Place", "Places"]
 
 
 class Places:
@@ -54,3 +60,97 @@ class Places:
         for stream in self._streams:
             resources_of(self._device).streams.leave(queue_of(stream))
         self._ring.free_buffers()
+
+
+class Place:
+    """Takes a place for the time of the block.
+
+    One is free, so this does not wait for another batch. `outcomes` waits for the work on the stream; the end of the
+    block waits for it if an exception leaves the block before. This is no generator of `contextlib`, which sets
+    ``__traceback__``: a frozen dataclass refuses that.
+
+    Attributes
+    ----------
+    slot : Slot or None
+        None without a device.
+    stream : Stream or None
+    blocks_replaced, results_copied : int
+        For the statistics of the batcher.
+    """
+
+    __slots__ = ("_is_awaited", "_item", "_ring", "_streams", "blocks_replaced", "results_copied", "slot", "stream")
+
+    def __init__(self, ring: TripleBuffer, streams: Sequence[Stream], item: Any) -> None:
+        self._ring = ring
+        self._streams = streams
+        self._item = item
+        self._is_awaited = False  # the work on the stream
+        self.slot: Slot | None = None
+        self.stream: Stream | None = None
+        self.blocks_replaced = self.results_copied = 0
+
+    async def __aenter__(self) -> Self:
+        if self._streams:
+            slot = await self._ring.acquire(self._item)
+            memory = memory_of(slot)
+            if memory.pinned or memory.buffers:
+                self._renew(slot, memory)
+            slot.stream = self.stream = self._streams[slot.number]
+            self.slot = slot
+        return self
+
+    def _renew(self, slot: Slot, memory: SlotMemory) -> None:
+        """Let the slot replace the memory that anything else refers to."""
+        try:
+            self.blocks_replaced = memory.renew()
+        except BaseException:  # Ctrl-C
+            self._ring.release(slot)
+            raise
+
+    async def outcomes(self, results: Any, size: int) -> list[Any]:
+        """Wait for the work on the stream, and return the outcomes of a batch, without memory of the slot.
+
+        Raises
+        ------
+        BatchError
+            As `outcomes` of the results.
+        AiocudaError
+            The work has failed, or a copy of the results.
+        """
+        slot, stream = self.slot, self.stream
+        if slot is None or stream is None:
+            return outcomes(results, size)
+        try:
+            await stream.synchronize()
+        finally:
+            self._is_awaited = True  # also if it has failed: to wait again would add the same failure as a note
+        memory = memory_of(slot)
+        if not (memory.pinned or memory.buffers):
+            return outcomes(results, size)
+        self._is_awaited = False  # the copies
+        found, self.results_copied = await own_outcomes(results, size, ResultCopies(memory, stream))
+        self._is_awaited = True
+        return found
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        slot, stream = self.slot, self.stream
+        if slot is None or stream is None:
+            return
+        try:
+            if error is not None and not self._is_awaited:
+                await _finish_after(error, stream)
+        finally:
+            self._ring.release(slot)
+
+
+async def _finish_after(error: BaseException, stream: Stream) -> None:
+    """Wait for the work that a failed function has left on its stream, and add its failure to the error as a note."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return  # the batcher is being left
+    try:
+        await stream.synchronize()
+    except AiocudaError as second:
+        cause = second.__cause__ or second
+        if cause is not error:
+            error.add_note(f"the work on {stream.name!r} failed, too: {type(cause).__name__}: {cause}")

@@ -1,16 +1,25 @@
-"""The outcomes of a batch: one result or one exception for each request."""
+"""The outcomes of a batch: one result or one exception for each request, and their delivery."""
 
 from __future__ import annotations
 
-from asyncio import CancelledError
-from collections.abc import Awaitable, Iterator, Mapping
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from .._base._user_code import failure_of
+from .._base._wakeups import Wakes
+from ..errors import AiocudaError
+from ..pipeline._result_copies import PLAIN, ResultCopies
 from ._errors import BatchError, copy_of
+from ._requests import Request
+from ._statistics import BatcherMeter
 
-__all__ = ["failures", "is_failure", "outcomes"]
+__all__ = ["Delivery", "failures", "is_failure", "outcomes", "own_outcomes"]
+
+#: Results that are looked at in one iteration of the loop: 1 µs each.
+AT_ONCE = 256
 
 
 def is_failure(outcome: Any) -> bool:
@@ -51,8 +60,103 @@ def outcomes(results: Any, size: int) -> list[Any]:
 
 def failures(error: BaseException) -> Iterator[BaseException]:
     """Yield exceptions for the requests of a batch whose function has raised ``error``, an object for each."""
-    if isinstance(error, (CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)):
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)):
         cause, error = error, BatchError(f"the function of the batch ended by {type(error).__name__}")
         error.__cause__ = cause
     while True:
         yield copy_of(error)
+
+
+async def own_outcomes(results: Any, size: int, copies: ResultCopies) -> tuple[list[Any], int]:
+    """Return the outcomes of a batch, and of how many of them a part was copied.
+
+    An array with an item for each request is copied as a whole. A result that cannot be copied fails its request.
+    """
+    if copies.is_array(results):
+        is_shared = copies.find(results)
+        if is_shared:
+            await copies.make()
+        return outcomes(copies.owned(results), size), size if is_shared else 0
+    found = outcomes(results, size)
+    shared = []
+    for position, outcome in enumerate(found):
+        if position % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+        if type(outcome) in PLAIN or is_failure(outcome):
+            continue
+        try:
+            if copies.find(outcome):
+                shared.append(position)
+        except Exception as error:  # noqa: BLE001 - the request gets it
+            found[position] = _cannot_copy(error)
+    if not shared:
+        return found, 0
+    await copies.make()
+    return found, await _replace(found, shared, copies)
+
+
+async def _replace(found: list[Any], positions: list[int], copies: ResultCopies) -> int:
+    """Replace the outcomes at these positions by those with copies, and return how many have succeeded."""
+    replaced = 0
+    for number, position in enumerate(positions):
+        if number % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+        try:
+            found[position] = copies.owned(found[position])
+            replaced += 1
+        except Exception as error:  # noqa: BLE001 - the request gets it
+            found[position] = _cannot_copy(error)
+    return replaced
+
+
+def _cannot_copy(error: Exception) -> BatchError:
+    """Return the error of a request with a result that cannot be copied."""
+    failure = BatchError(str(error) if isinstance(error, AiocudaError) else f"a result cannot be copied: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+class Delivery:
+    """Gives outcomes to requests: at most 256 waiters of the loop are woken in one iteration, see `Wakes`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, meter: BatcherMeter) -> None:
+        self._loop = loop
+        self._wakes = Wakes.of(loop)
+        self._meter = meter
+        self._pending: deque[Iterator[tuple[Request, Any]]] = deque()
+
+    def put(self, outcomes: Iterable[tuple[Request, Any]], *, later: bool = False) -> None:
+        """Set the outcome of each request: an exception, or a result. Requests that are done keep their outcome.
+
+        Parameters
+        ----------
+        outcomes
+            Iterated when the outcomes are set.
+        later
+            Begin in the loop's next iteration, after the tasks that are ready now.
+        """
+        self._pending.append(iter(outcomes))
+        if len(self._pending) > 1:
+            return
+        if later:
+            self._loop.call_soon(self._wakes.wake, self._next)
+        else:
+            self._wakes.wake(self._next)
+
+    def _next(self) -> bool:
+        """Set the next outcome; False if there is none left."""
+        while self._pending:
+            for request, outcome in self._pending[0]:
+                if is_failure(outcome):
+                    if request.fail(outcome):
+                        self._meter.fail()
+                elif request.resolve(outcome):
+                    self._meter.answer()
+                return True
+            self._pending.popleft()
+        return False
+
+    async def drained(self) -> None:
+        """Wait until all outcomes so far are set."""
+        while self._pending:  # noqa: ASYNC110 - `Wakes` sets them in the next iterations
+            await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 
-from ._times import BatchTimes
+from ._admission import BatchTimes
 
 __all__ = ["BatcherMeter", "BatcherStatistics"]
 
