@@ -62,7 +62,10 @@ class _Removed:
 
 
 class _Rank(Generic[R]):
-    """The nodes of one rank, in the order of registration."""
+    """The nodes of one rank, in the order of registration.
+
+    It is empty if `first` is the length of `nodes`: a removed node is never the first one.
+    """
 
     __slots__ = ("first", "nodes", "overtaken", "removed")
 
@@ -88,31 +91,28 @@ class _Rank(Generic[R]):
             nodes.insert(self.index_of(node.id), node)
 
     def remove(self, node: R) -> None:
-        at = self.index_of(node.id)
-        if at == self.first:
+        if self.nodes[self.first] is node:
             self.pop()
             return
-        self.nodes[at] = _Removed(node)
+        self.nodes[self.index_of(node.id)] = _Removed(node)
         self.removed += 1
         if self.removed > FEW_REMOVED and self.removed > len(self):
             self._compact()
 
     def pop(self) -> R:
-        node: R = self._pop_entry()
-        while self.removed and type(self.nodes[self.first]) is _Removed:
-            self._pop_entry()
+        nodes = self.nodes
+        node: R = nodes[self.first]
+        while True:
+            self.overtaken -= nodes[self.first].overtakings
+            nodes[self.first] = None
+            self.first += 1
+            if not self.removed or type(nodes[self.first]) is not _Removed:
+                break
             self.removed -= 1
-        if self.first >= 64 and self.first * 2 >= len(self.nodes):
-            del self.nodes[: self.first]
+        if self.first >= 64 and self.first * 2 >= len(nodes):
+            del nodes[: self.first]
             self.first = 0
         return node
-
-    def _pop_entry(self) -> Any:
-        entry = self.nodes[self.first]
-        self.nodes[self.first] = None
-        self.overtaken -= entry.overtakings
-        self.first += 1
-        return entry
 
     def _compact(self) -> None:
         """Drop the removed entries: whatever overtook one of them overtook the nodes before it."""
@@ -149,7 +149,7 @@ class ReadyQueue(Generic[R]):
     def highest(self) -> int:
         """The rank of the next node; the number of ranks if the queue is empty."""
         for rank, waiting in enumerate(self._ranks):
-            if len(waiting):
+            if waiting.first < len(waiting.nodes):
                 return rank
         return len(self._ranks)
 
@@ -183,10 +183,10 @@ class ReadyQueue(Generic[R]):
         moved: list[R] = []
         for rank in range(node.rank + 1, len(self._ranks)):
             waiting = self._ranks[rank]
-            if not len(waiting):
+            if waiting.first == len(waiting.nodes):
                 continue
             waiting.overtake(node.id)
-            while len(waiting) and waiting.overtaken >= RISES_AFTER:
+            while waiting.overtaken >= RISES_AFTER:  # not if it is empty
                 risen = waiting.pop()
                 risen.rank = rank - 1
                 self._ranks[rank - 1].insert(risen)
