@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Self
 
 import aiocuda
+from aiocuda.serving import Batch, MicroBatcher
 
 from .host_time import IdleDriver
 
@@ -25,6 +26,9 @@ DRIVERS = os.path.join(PACKAGE, "driver")
 
 #: Items of a pipeline before the count, so that few of them are timed; and items that are counted.
 WARM_ITEMS, ITEMS = 1024, 64
+
+#: Requests of a batcher. The last one is counted.
+REQUESTS = 16
 
 
 class CountedDriver(IdleDriver):
@@ -107,6 +111,15 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
                 async for _ in pipeline.run(range(ITEMS)):
                     pass
         counted["item of three stages"] = steps, ITEMS
+
+        async def answer(batch: Batch[int]) -> list[int]:
+            return batch.items
+
+        async with MicroBatcher(answer, max_batch_size=1, device=device) as batcher:
+            for item in range(REQUESTS):
+                with Steps() as steps:
+                    await batcher.submit(item)
+        counted["request of a batcher"] = steps, 1
     return counted
 
 

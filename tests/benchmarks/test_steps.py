@@ -17,6 +17,7 @@ MOST = {
     "empty and free": 17,
     "coordinator.compute": 22,
     "item of three stages": 66,
+    "request of a batcher": 79,
 }
 
 

@@ -21,9 +21,9 @@ BUGS = [
     Bug(
         "cancelled-in-a-batch",
         "A request that was cancelled just before its batch began is part of the batch.",
-        "_batcher.py",
-        "        running.drop_done()  # some were cancelled since the batch was formed\n",
-        "",
+        "_batch.py",
+        "            if request.waits(now):\n                left.append(request)\n",
+        "            if request.waits(now) or request.done:\n                left.append(request)\n",
     ),
     Bug(
         "outcome-twice",
@@ -36,15 +36,15 @@ BUGS = [
         "no-batch-after-a-batch",
         "Requests that arrived while a batch ran wait for the next call of submit.",
         "_batcher.py",
-        "        before = self._batches\n        self._advance()\n",
-        "        before = self._batches\n",
+        "        if self._queue.weight:\n            self._advance()\n",
+        "",
     ),
     Bug(
         "weight-ignored",
         "A batch is filled by the number of items.",
         "_requests.py",
-        "                limit -= request.weight\n",
-        "                limit -= 1\n",
+        "                weight += request.weight\n",
+        "                weight += 1\n",
     ),
     Bug(
         "expired-at-the-batch",
@@ -57,16 +57,15 @@ BUGS = [
         "wait-of-zero",
         "batch_wait_timeout_s=0 waits for a full batch.",
         "_batcher.py",
-        "        elif options.batch_wait_timeout_s == 0.0 or self._closing:\n",
-        "        elif options.batch_wait_timeout_s == 0.0 and not self._closing:\n            pass\n"
-        "        elif self._closing:\n",
+        "        if wait == 0.0:\n            self._timer = loop.call_soon(self._advance, context=self._context)\n",
+        "        if wait == 0.0:\n            pass\n",
     ),
     Bug(
         "cancelled-keeps-its-place",
         "A cancelled request counts as waiting until its batch would begin.",
         "_batcher.py",
-        "            self._meter.cancel()\n            self._queue.remove(request)\n",
-        "            self._meter.cancel()\n",
+        "            self._meter.cancelled += 1\n            self._queue.remove(request)\n",
+        "            self._meter.cancelled += 1\n",
     ),
     Bug(
         "queue-survives-a-fault",
@@ -79,8 +78,8 @@ BUGS = [
         "low-priority-starves",
         "Overtakings are not counted.",
         "_requests.py",
-        "                for risen in self._by_priority.served(request):\n",
-        "                for risen in ():\n",
+        "        for risen in self._by_priority.served(request):\n",
+        "        for risen in ():\n",
     ),
     Bug(
         "close-forgets-the-queue",
@@ -101,8 +100,8 @@ BUGS = [
         "results-of-others",
         "The results of requests that were cancelled in their batch are given to those after them.",
         "_batcher.py",
-        "        self._delivery.put(zip(running.requests, found, strict=False), later=self._batches != before)\n",
+        "        self._delivery.put(running.requests, found, later=self._batches != before)\n",
         "        live = [request for request in running.requests if not request.done]\n"
-        "        self._delivery.put(zip(live, found, strict=False), later=self._batches != before)\n",
+        "        self._delivery.put(live, found, later=self._batches != before)\n",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 
 __all__ = ["Admission", "BatchTimes"]
@@ -79,7 +80,7 @@ class BatchTimes:
         self._limit = limit
         self._buckets = buckets
         self._places = places
-        self._averages: dict[int, _Average] = {}
+        self._averages: defaultdict[int, _Average] = defaultdict(_Average)
         self._requests = 0.0  # moving sums of the same batches, for the rate
         self._seconds = 0.0
 
@@ -91,7 +92,7 @@ class BatchTimes:
 
     def add(self, weight: int, requests: int, seconds: float) -> None:
         """Add the time of a batch that has succeeded."""
-        average = self._averages.setdefault(self.bucket(weight), _Average())
+        average = self._averages[self.bucket(weight)]
         average.add(seconds)
         self.weight += SHARE * (weight - self.weight)
         if average.calls > 1:
@@ -104,8 +105,11 @@ class BatchTimes:
         If its bucket was not measured, the time of a smaller one is a lower limit.
         """
         bucket = self.bucket(weight)
-        known = [each for each, average in self._averages.items() if each <= bucket and average.calls > 1]
-        return self._averages[max(known)].predicted if known else None
+        average = self._averages.get(bucket)
+        if average is None or average.calls < 2:
+            known = [each for each, average in self._averages.items() if each <= bucket and average.calls > 1]
+            average = self._averages[max(known)] if known else None
+        return None if average is None else average.predicted
 
     def restart(self) -> None:
         """Let the next batch of each bucket replace its average."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from ..device import Device
 from ..lowlevel import resources_of
 from ..pipeline import Slot
 from ..stream import Stream
-from ._requests import Request, RequestRecord
+from ._requests import Request
 from ._results import is_failure
 
 __all__ = ["Batch", "BatchHooks", "End", "RunningBatch"]
@@ -88,35 +89,27 @@ class BatchHooks:
         self._function = getattr(function, "__name__", type(function).__name__)
         self._number = next(_NUMBERS)
 
-    def record(self) -> RequestRecord | None:
-        """Return the record of a new request; None if no listener has a hook. Called in the task of its caller."""
+    def context(self) -> contextvars.Context | None:
+        """Return the context of the caller, for a new request; None if no listener has a hook."""
         listeners = self._device_state.listeners
-        return RequestRecord() if listeners is not None and (listeners.batch or listeners.outcome) else None
+        return contextvars.copy_context() if listeners is not None and (listeners.batch or listeners.outcome) else None
 
-    def formed(self, requests: Sequence[Request], now: float) -> None:
-        """Note that a batch was formed."""
-        if self._device_state.listeners is None:
-            return
-        for request in requests:
-            if request.record is not None:
-                request.record.formed(now - request.arrived)
-
-    def begin(self, batch: Batch[Any], requests: Sequence[Request], now: float) -> list[End]:
-        """Call the hooks before the function of a batch. Return what to call at its end."""
+    def begin(self, running: RunningBatch, batch: Batch[Any], now: float) -> None:
+        """Call the hooks before the function of a batch. The batch keeps what to call at its end."""
         listeners = self._device_state.listeners
         if listeners is None:
-            return []
+            return
+        requests = running.requests
         for request in requests:
-            if request.record is not None:
-                request.record.began(batch.number)
+            request.batch = batch.number
         if not listeners.batch:
-            return []
+            return
         started = StartedBatch(
             function=self._function,
             number=batch.number,
             size=batch.size,
             weight=batch.weight,
-            contexts=[None if request.record is None else request.record.context for request in requests],
+            contexts=[request.context for request in requests],
             waited_s=[now - request.arrived for request in requests],
             batcher=self._number,
         )
@@ -129,17 +122,21 @@ class BatchHooks:
             else:
                 if end is not None:
                     ends.append((listener, end))
-        return ends
+        running.ends = ends
 
-    def end(self, ends: Sequence[End], errors: Sequence[BaseException | None]) -> None:
-        """Call the functions that the hooks have returned."""
+    def end(self, running: RunningBatch, found: Iterable[Any], error: BaseException | None) -> None:
+        """Call the functions that the hooks have returned: with the outcomes, or with the error of the function."""
+        ends, running.ends = running.ends, ()
+        errors: Sequence[BaseException | None] = [error] * len(running.requests)
+        if error is None:
+            errors = [outcome if is_failure(outcome) else None for outcome in found]
         for listener, end in ends:
             try:
                 end(errors)
             except Exception as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._remove(listener, error)
 
-    def ended(self, request: Request, record: RequestRecord, *, cancelled: bool, now: float) -> None:
+    def ended(self, request: Request, *, cancelled: bool, now: float) -> None:
         """Call the hooks for a request that has its outcome."""
         listeners = self._device_state.listeners
         if listeners is None or not listeners.outcome:
@@ -149,10 +146,10 @@ class BatchHooks:
             function=self._function,
             number=request.id,
             label=request.label,
-            outcome="cancelled" if cancelled else record.outcome,
+            outcome="cancelled" if cancelled else request.outcome,
             seconds=now - request.arrived,
-            waited_s=record.waited,
-            batch=record.batch,
+            waited_s=request.waited,
+            batch=request.batch,
         )
         for listener, hook in listeners.outcome:
             try:
@@ -183,7 +180,7 @@ class RunningBatch:
     weight : int
         The weight of the requests.
     ends : sequence
-        What the listeners of the device want called at its end: see `BatchHooks`.
+        What the listeners of the device want called at its end. Only `BatchHooks` uses it.
     """
 
     __slots__ = ("began", "ends", "number", "predicted", "requests", "weight")
@@ -197,35 +194,30 @@ class RunningBatch:
         self.began = began
         self.predicted = predicted or 0.0
         self.ends: Sequence[End] = ()
-
-    @property
-    def items(self) -> list[Any]:
-        """The items of the requests."""
-        return [request.item for request in self.requests]
+        for request in requests:
+            request.waited = began - request.arrived
 
     def label(self) -> str | None:
         """Return the different labels of the requests, joined by commas; None if no request has one."""
-        labels = dict.fromkeys(request.label for request in self.requests if request.label is not None)
+        labels: dict[str, None] = {}
+        for request in self.requests:
+            if request.label is not None:
+                labels[request.label] = None
         return ", ".join(labels) or None
 
-    def drop_done(self) -> None:
-        """Drop the requests that have an outcome, or whose await was cancelled."""
-        left = [request for request in self.requests if not request.done]
+    def drop_ended(self, now: float) -> list[Request]:
+        """Drop the requests that have an outcome, or whose deadline has passed. Return the latter ones."""
+        left: list[Request] = []
+        expired: list[Request] = []
+        for request in self.requests:
+            if request.waits(now):
+                left.append(request)
+            elif not request.done:
+                expired.append(request)
         if len(left) < len(self.requests):
             self.requests = left
             self.weight = sum(request.weight for request in left)
-
-    def announce(self, hooks: BatchHooks, batch: Batch[Any], now: float) -> None:
-        """Call the listeners of the device before the function is called."""
-        self.ends = hooks.begin(batch, self.requests, now)
-
-    def report(self, hooks: BatchHooks, found: Iterable[Any], error: BaseException | None) -> None:
-        """Call what the listeners have for the end: with the outcomes, or with the error of the function."""
-        ends, self.ends = self.ends, ()
-        if error is None:
-            hooks.end(ends, [outcome if is_failure(outcome) else None for outcome in found])
-        else:
-            hooks.end(ends, [error] * len(self.requests))
+        return expired
 
     def remaining(self, now: float) -> float:
         """Return the predicted seconds until it ends."""

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 from .._base._checks import check_deadline
@@ -20,19 +20,13 @@ from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
 from ..device import Device
-from ..errors import (
-    BusyError,
-    ClosedError,
-    DeadlineError,
-    DeviceFault,
-    DrainTimeoutWarning,
-)
+from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTimeoutWarning
 from ..lowlevel import resources_of
 from ._admission import Admission, BatchTimes
 from ._batch import Batch, BatchHooks, RunningBatch
 from ._errors import OverloadedError
 from ._options import BatcherOptions, checked_rank
-from ._places import Places
+from ._places import Place, Places
 from ._requests import Request, RequestQueue
 from ._results import Delivery, failures, is_failure
 from ._statistics import BatcherMeter, BatcherStatistics
@@ -137,8 +131,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._places: Places | None = None
         self._fault_watch: FaultWatch | None = None
         self._delivery: Delivery | None = None
-        self._timer: asyncio.TimerHandle | None = None  # for the earliest request
-        self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
+        self._timer: asyncio.Handle | None = None  # for the earliest request
         #: Returns the seconds that running batches have to end.
         self._drain_time: Callable[[], float] = (
             (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
@@ -205,30 +198,34 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
         Cancelling the future withdraws the request.
         """
-        rank, deadline = checked_rank(priority), check_deadline(deadline_s)
-        loop = self._check_open()
-        self._check_room()
+        rank = checked_rank(priority)
+        deadline = None if deadline_s is None else check_deadline(deadline_s)
+        loop = self._check_accepts()
+        options, queue = self._options, self._queue
         weight = 1
-        if self._options.weight is not None:
-            weight = self._options.weight_of(item)
-            self._check_open()  # the function of the program may have used this batcher
-            self._check_room()
+        if options.weight is not None:
+            weight = options.weight_of(item)
+            self._check_accepts()  # the function of the program may have used this batcher
         now = loop.time()
         if deadline is not None:
             self._check_deadline(weight, rank, deadline, now)
         self._requests += 1
         future: asyncio.Future[Result] = loop.create_future()
-        record = None if self._hooks is None else self._hooks.record()
-        request = Request(self._requests, item, weight, rank, now, deadline, future, LABEL.get(), record)
+        context = None if self._hooks is None else self._hooks.context()
+        request = Request(self._requests, item, weight, rank, now, deadline, future, LABEL.get(), context)
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
             request.expire_by(loop.call_at(now + deadline, self._expire, request, context=self._context))
-        self._queue.add(request)
-        self._plan()
+        queue.add(request)
+        if len(self._running) < options.max_concurrent_batches:
+            if queue.weight >= options.max_batch_size:
+                self._begin_due()
+            else:
+                self._set_timer(loop)
         return future
 
-    def _check_open(self) -> asyncio.AbstractEventLoop:
-        """Return the batcher's loop, or raise an error if it accepts no requests here."""
+    def _check_accepts(self) -> asyncio.AbstractEventLoop:
+        """Return the batcher's loop, or raise an error if it accepts no request here and now."""
         if self._closing:
             raise ClosedError("the batcher is closed: it accepts no more requests")
         loop = self._loop
@@ -239,32 +236,30 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
-        return loop
-
-    def _check_room(self) -> None:
         queued = len(self._queue)
         if queued >= self._options.max_queued_requests:
-            self._meter.overload()
+            self._meter.overloaded += 1
             retry_after = queued / self._times.rate
             raise OverloadedError(
                 f"{queued} requests wait, as many as max_queued_requests: try again after {retry_after:.3g} s",
                 retry_after_s=retry_after, queued=queued,
             )  # fmt: skip
+        return loop
 
     def _check_deadline(self, weight: int, rank: int, deadline: float, now: float) -> None:
         if deadline < 0.0:
-            self._meter.refuse()
+            self._meter.refused += 1
             raise DeadlineError(
                 f"the deadline had passed {-deadline:.3g} s before the call", deadline_s=deadline, predicted_s=None
             )
         wait = self._options.batch_wait_timeout_s
-        if len(self._queue):
+        if self._queue.weight:
             wait = max(0.0, self._queue.earliest.arrived + wait - now)
         own, predicted = self._admission.predict(
             weight, self._queue.weight_before(rank), [running.remaining(now) for running in self._running], wait
         )
         if not self._admission.admits(deadline, own, predicted, now):
-            self._meter.refuse()
+            self._meter.refused += 1
             raise DeadlineError(
                 f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s",
                 deadline_s=deadline, predicted_s=predicted,
@@ -276,80 +271,70 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         deadline = request.deadline
         error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
         if request.fail(error, "expired"):
-            self._meter.miss_deadline()
+            self._meter.missed_deadlines += 1
 
     def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
         request.end()
         if future.cancelled():
-            self._meter.cancel()
+            self._meter.cancelled += 1
             self._queue.remove(request)
-        record = request.record
-        if record is not None and self._hooks is not None and self._loop is not None:
-            self._hooks.ended(request, record, cancelled=future.cancelled(), now=self._loop.time())
+        if request.context is not None and self._hooks is not None and self._loop is not None:
+            self._hooks.ended(request, cancelled=future.cancelled(), now=self._loop.time())
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
-        """Begin a batch that is full, and see to it that the waiting requests begin in time."""
-        options, queue, loop = self._options, self._queue, self._loop
-        if len(self._running) >= options.max_concurrent_batches or not len(queue) or loop is None:
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See to it that the waiting requests begin in time. There is a place for their batch."""
+        if self._timer is not None:
             return
-        if queue.weight >= options.max_batch_size:
-            self._advance()
-        elif options.batch_wait_timeout_s == 0.0 or self._closing:
-            if self._next_turn is None:
-                self._next_turn = loop.call_soon(self._advance, context=self._context)
-        elif self._timer is None:
-            due = queue.earliest.arrived + options.batch_wait_timeout_s
+        wait = self._options.batch_wait_timeout_s
+        if wait == 0.0:
+            self._timer = loop.call_soon(self._advance, context=self._context)
+        else:
+            due = self._queue.earliest.arrived + wait
             self._timer = loop.call_at(due, self._advance, due, context=self._context)
 
     def _advance(self, due: float = 0.0) -> None:
-        """Begin all batches that are due and have a place.
+        """Begin the batches that are due after some time: ``due`` is the time of the timer that calls this."""
+        self._find_fault()  # if there is one, no request waits after this
+        self._begin_due(due)
 
-        ``due`` is the time of the timer that calls this. uvloop rounds timers to milliseconds: one that fires too early
-        counts as on time, because another one for the rest would fire in each iteration of the loop.
+    def _begin_due(self, due: float = 0.0) -> None:
+        """Begin all batches that are due and have a place, and set the timer for the next one.
+
+        uvloop rounds timers to milliseconds: a timer that fires before its time, ``due``, counts as on time, because
+        another one for the rest would fire in each iteration of the loop.
         """
-        for handle in (self._timer, self._next_turn):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._next_turn = None
-        if self._loop is None or self._is_advancing:  # an eager task may end inside `_begin_due`, which continues
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop, queue, options = self._loop, self._queue, self._options
+        if loop is None or self._is_advancing:  # an eager task may end inside `_begin`: the loop below continues
             return
         self._is_advancing = True
         try:
-            self._find_fault()  # if there is one, no request waits after this
-            self._begin_due(due, self._loop)
+            now = loop.time()
+            while queue.weight and len(self._running) < options.max_concurrent_batches:
+                is_full = queue.weight >= options.max_batch_size
+                if is_full or self._closing or max(now, due) >= queue.earliest.arrived + options.batch_wait_timeout_s:
+                    self._begin(now, loop)
+                else:
+                    self._set_timer(loop)
+                    break
         finally:
             self._is_advancing = False
-        self._plan()
 
-    def _begin_due(self, due: float, loop: asyncio.AbstractEventLoop) -> None:
-        options = self._options
-        now = loop.time()
-        while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(max(now, due)):
-            taken, expired = self._queue.take(options.max_batch_size, now)
-            for request in expired:  # their timers are late, because the loop was blocked
-                self._expire(request)
-            if taken:
-                self._begin(taken, now, loop)
-
-    def _is_due(self, now: float) -> bool:
-        options = self._options
-        return (
-            self._closing
-            or self._queue.weight >= options.max_batch_size
-            or now >= self._queue.earliest.arrived + options.batch_wait_timeout_s
-        )
-
-    def _begin(self, requests: Sequence[Request], now: float, loop: asyncio.AbstractEventLoop) -> None:
-        weight = sum(request.weight for request in requests)
+    def _begin(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin a batch of the requests that are served first, unless all of them have ended."""
+        requests, weight, expired = self._queue.take(self._options.max_batch_size, now)
+        for request in expired:  # their timers are late, because the loop was blocked
+            self._expire(request)
+        if not requests:
+            return
         running = RunningBatch(self._batches, requests, weight, now, self._times.predicted(weight))
         self._batches += 1
-        for request in requests:
-            self._meter.begin(now - request.arrived)
-        if self._hooks is not None:
-            self._hooks.formed(requests, now)
+        self._meter.begin(requests, now)
         self._running[running] = None
         # Each batch has a copy of its own: what one sets, the next one does not have.
         task = loop.create_task(self._run(running), context=self._context.copy())
@@ -367,7 +352,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             found = self._failures(failure)
         try:
             if running.ends and self._hooks is not None:
-                running.report(self._hooks, found, error)
+                self._hooks.end(running, found, error)
             self._end(running, found)
             assert self._delivery is not None
             await self._delivery.drained()
@@ -383,9 +368,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         if running.requests:  # else they were cancelled, or have expired, before the first step of its task
             self._meter.end(len(running.requests), running.weight)
         before = self._batches
-        self._advance()
+        if self._queue.weight:
+            self._advance()
         # If a batch has begun, its first step is enqueued before the callers of this batch take the loop's time.
-        self._delivery.put(zip(running.requests, found, strict=False), later=self._batches != before)
+        self._delivery.put(running.requests, found, later=self._batches != before)
 
     def _task_ended(self, running: RunningBatch, task: asyncio.Task[None]) -> None:
         """Forget the task of a batch. One that was cancelled before its first step has not ended its batch."""
@@ -399,32 +385,28 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         assert loop is not None
         assert places is not None
         began = loop.time()
-        for request in running.requests:
-            if request.has_expired(began):
-                self._expire(request)
-        running.drop_done()  # some were cancelled since the batch was formed
+        for request in running.drop_ended(began):  # since the batch was formed
+            self._expire(request)
         if not running.requests:
             return []
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
-        async with places.place(running.number) as place:
-            if place.blocks_replaced:
-                self._meter.replace_blocks(place.blocks_replaced)
-            padded = options.padded(running.weight)
-            batch = Batch(running.items, running.number, running.weight, padded, place.slot, place.stream)
+        async with Place(places, running.number) as place:
+            self._meter.blocks_replaced += place.blocks_replaced
+            items, weight = [request.item for request in running.requests], running.weight
+            batch = Batch(items, running.number, weight, options.padded(weight), place.slot, place.stream)
             label = running.label()
             if label is not None:
                 LABEL.set(label)  # in the context of this task, which ends with the batch
             if self._hooks is not None:
-                running.announce(self._hooks, batch, began)
+                self._hooks.begin(running, batch, began)
             try:
                 found = await place.outcomes(await options.function(batch), len(running.requests))
             except BaseException as error:
                 self._note_fault(error)  # before this waits for the stream: no other batch begins
                 raise
-            if place.results_copied:
-                self._meter.copy_results(place.results_copied)
+            self._meter.results_copied += place.results_copied
         self._times.add(running.weight, len(found), loop.time() - began)
         for outcome in found:
             if is_failure(outcome):
@@ -467,7 +449,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             return
         requests = self._queue.take_all()
         error = ClosedError("the batcher was left before this request was served") if fault is None else fault
-        delivery.put((request, error.again()) for request in requests)
+        delivery.put(requests, (error.again() for _ in requests))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -534,7 +516,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         if self._places is None:
             return
         try:
-            if self._tasks or len(self._queue):
+            if self._tasks or self._queue.weight:
                 self._fail_queued()
                 for task in self._tasks:
                     task.cancel()
@@ -557,7 +539,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
     async def _idle(self) -> None:
         """Wait until no request waits, no batch runs, and all outcomes are set."""
         assert self._delivery is not None
-        while self._tasks or len(self._queue):
+        while self._tasks or self._queue.weight:
             if self._tasks:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             else:
@@ -576,7 +558,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         """Fail the requests of functions that go on although they were cancelled."""
         assert self._delivery is not None
         for running in self._running:
-            self._delivery.put(zip(running.requests, _left(), strict=False))
+            self._delivery.put(running.requests, _left())
         self._scope.place.warn(  # after that: a filter may raise the warning
             f"{len(self._running)} batches of a batcher have not ended: their function goes on after its cancellation",
             DrainTimeoutWarning,

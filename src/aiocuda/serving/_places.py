@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Self
 
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import owned, queue_of, resources_of
-from ..pipeline import Slot, TripleBuffer
+from ..pipeline import Slot
 from ..pipeline._result_copies import ResultCopies
+from ..pipeline._ring import PipelineRing
 from ..pipeline._slot import memory_of
 from ..pipeline._slot_memory import SlotMemory
 from ..stream import Stream
@@ -28,44 +28,47 @@ class Places:
         The device of the streams; None for a batcher without a device, which has no streams.
     count
         The number of batches that run at a time.
+
+    Attributes
+    ----------
+    ring : PipelineRing
+        The slots.
+    streams : list of Stream
+        By the number of the slot.
     """
 
     def __init__(self, device: Device | None, count: int) -> None:
         self._device = device
-        self._ring = TripleBuffer(count)
-        self._streams: list[Stream] = []
+        self.ring = PipelineRing(count)
+        self.streams: list[Stream] = []
         if device is not None:
             try:
                 for number in range(count):
                     stream = device.stream(name=f"batches {number}")
-                    self._streams.append(owned(stream))
+                    self.streams.append(owned(stream))
             except BaseException:
                 self.leave()
                 raise
 
-    def place(self, item: Any) -> Place:
-        """Return a context manager that takes a place for the time of its block: see `Place`."""
-        return Place(self._ring, self._streams, item)
-
     async def drain(self) -> None:
         """Wait for the work of all streams. They accept no more."""
         if self._device is not None:
-            streams, queues = resources_of(self._device).streams, [queue_of(stream) for stream in self._streams]
+            streams, queues = resources_of(self._device).streams, [queue_of(stream) for stream in self.streams]
             for queue in queues:
                 streams.refuse(queue)
             await streams.drain(queues)
 
     def leave(self) -> None:
         """Close the streams without waiting for their work, if there is any."""
-        for stream in self._streams:
+        for stream in self.streams:
             resources_of(self._device).streams.leave(queue_of(stream))
-        self._ring.free_buffers()
+        self.ring.free_buffers()
 
 
 class Place:
-    """Takes a place for the time of the block.
+    """Takes a place for the time of the block, with an item for its slot.
 
-    One is free, so this does not wait for another batch. `outcomes` waits for the work on the stream; the end of the
+    One is free, because no batch begins without a place. `outcomes` waits for the work on the stream; the end of the
     block waits for it if an exception leaves the block before. This is no generator of `contextlib`, which sets
     ``__traceback__``: a frozen dataclass refuses that.
 
@@ -78,11 +81,10 @@ class Place:
         For the statistics of the batcher.
     """
 
-    __slots__ = ("_is_awaited", "_item", "_ring", "_streams", "blocks_replaced", "results_copied", "slot", "stream")
+    __slots__ = ("_is_awaited", "_item", "_places", "blocks_replaced", "results_copied", "slot", "stream")
 
-    def __init__(self, ring: TripleBuffer, streams: Sequence[Stream], item: Any) -> None:
-        self._ring = ring
-        self._streams = streams
+    def __init__(self, places: Places, item: Any) -> None:
+        self._places = places
         self._item = item
         self._is_awaited = False  # the work on the stream
         self.slot: Slot | None = None
@@ -90,12 +92,14 @@ class Place:
         self.blocks_replaced = self.results_copied = 0
 
     async def __aenter__(self) -> Self:
-        if self._streams:
-            slot = await self._ring.acquire(self._item)
-            memory = memory_of(slot)
+        places = self._places
+        if places.streams:
+            slot = places.ring.take()
+            slot.enter("uploading")
+            memory = places.ring.begin(slot, self._item, None).memory
             if memory.pinned or memory.buffers:
                 self._renew(slot, memory)
-            slot.stream = self.stream = self._streams[slot.number]
+            slot.stream = self.stream = places.streams[slot.number]
             self.slot = slot
         return self
 
@@ -104,7 +108,7 @@ class Place:
         try:
             self.blocks_replaced = memory.renew()
         except BaseException:  # Ctrl-C
-            self._ring.release(slot)
+            self._places.ring.release(slot)
             raise
 
     async def outcomes(self, results: Any, size: int) -> list[Any]:
@@ -140,7 +144,7 @@ class Place:
             if error is not None and not self._is_awaited:
                 await _finish_after(error, stream)
         finally:
-            self._ring.release(slot)
+            self._places.ring.release(slot)
 
 
 async def _finish_after(error: BaseException, stream: Stream) -> None:

@@ -4,51 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from .._base._wakeups import Waiters
 from ..completion import Outcome
 from ..coordination._node import PRIORITIES
 from ..coordination._ready_queue import ReadyQueue
 
-__all__ = ["Request", "RequestQueue", "RequestRecord"]
-
-
-class RequestRecord:
-    """The facts of a request for the hooks ``on_batch`` and ``on_outcome`` of a device's listeners.
-
-    Attributes
-    ----------
-    context : contextvars.Context
-        The context variables of the caller.
-    waited : float or None
-        Seconds until its batch was formed; None before that.
-    batch : int or None
-        The number of its batch; None before the batch begins.
-    outcome : str
-        What has become of it, unless its future is cancelled.
-    """
-
-    __slots__ = ("batch", "context", "outcome", "waited")
-
-    def __init__(self) -> None:
-        self.context = contextvars.copy_context()
-        self.waited: float | None = None
-        self.batch: int | None = None
-        self.outcome: Outcome = "answered"
-
-    def formed(self, waited: float) -> None:
-        """Its batch was formed, after so many seconds."""
-        self.waited = waited
-
-    def began(self, batch: int) -> None:
-        """The function is called for the batch of this number."""
-        self.batch = batch
-
-    def failed(self, outcome: Outcome) -> None:
-        """It has this outcome, and no result."""
-        self.outcome = outcome
+__all__ = ["Request", "RequestQueue"]
 
 
 class Request:
@@ -73,16 +37,22 @@ class Request:
         requests, and would refer to itself through the exception of their futures.
     label : str or None
         The label of the caller, see `aiocuda.label`.
-    record : RequestRecord or None
-        The facts for the listeners of the device; None if no listener has a hook.
+    context : contextvars.Context or None
+        The context variables of the caller, for the listeners of the device; None if no listener has a hook.
+    waited : float or None
+        Seconds until its batch was formed; None before that.
+    batch : int or None
+        The number of its batch; None before the batch begins.
+    outcome : str
+        What has become of it, unless its future is cancelled.
     """
 
-    __slots__ = ("_timer", "arrived", "deadline", "future", "id", "item", "label", "overtakings", "rank", "record",
-                 "weight")  # fmt: skip
+    __slots__ = ("_timer", "arrived", "batch", "context", "deadline", "future", "id", "item", "label", "outcome",
+                 "overtakings", "rank", "waited", "weight")  # fmt: skip
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
-        future: asyncio.Future[Any], label: str | None = None, record: RequestRecord | None = None,
+        future: asyncio.Future[Any], label: str | None, context: contextvars.Context | None,
     ) -> None:  # fmt: skip
         self.id = number
         self.item = item
@@ -93,7 +63,10 @@ class Request:
         self.deadline = deadline
         self.future: asyncio.Future[Any] | None = future
         self.label = label
-        self.record = record
+        self.context = context
+        self.waited: float | None = None
+        self.batch: int | None = None
+        self.outcome: Outcome = "answered"
         self._timer: asyncio.TimerHandle | None = None  # expires the request at its deadline
 
     @property
@@ -101,9 +74,10 @@ class Request:
         """True if it has an outcome, or its await was cancelled."""
         return self.future is None or self.future.done()
 
-    def has_expired(self, now: float) -> bool:
-        """True if its deadline has passed."""
-        return self.deadline is not None and now >= self.arrived + self.deadline
+    def waits(self, now: float) -> bool:
+        """True if it has no outcome and its deadline has not passed."""
+        future, deadline = self.future, self.deadline
+        return future is not None and not future.done() and (deadline is None or now < self.arrived + deadline)
 
     def expire_by(self, timer: asyncio.TimerHandle) -> None:
         """Have a timer that expires the request at its deadline."""
@@ -129,8 +103,7 @@ class Request:
         if future is None or future.done():
             return False
         future.set_exception(error)
-        if self.record is not None:
-            self.record.failed(outcome)
+        self.outcome = outcome
         return True
 
 
@@ -138,6 +111,11 @@ class RequestQueue:
     """The waiting requests: by priority, and within a priority in the order of arrival.
 
     A request that was overtaken 64 times rises one priority: see `ReadyQueue`.
+
+    Attributes
+    ----------
+    weight : int
+        The weight of all requests; 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -145,8 +123,9 @@ class RequestQueue:
 
     def _clear(self) -> None:
         self._by_priority: ReadyQueue[Request] = ReadyQueue()
-        self._by_arrival: Waiters[Request] = Waiters()
+        self._by_arrival: OrderedDict[Request, None] = OrderedDict()  # a dict would look for its first entry
         self._weights = [0] * len(PRIORITIES)
+        self.weight = 0
 
     def __len__(self) -> int:
         return len(self._by_arrival)
@@ -154,18 +133,10 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._by_arrival)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._by_arrival
-
-    @property
-    def weight(self) -> int:
-        """The weight of all requests."""
-        return sum(self._weights)
-
     @property
     def earliest(self) -> Request:
         """The request that arrived first. The queue is not empty."""
-        return self._by_arrival.first
+        return next(iter(self._by_arrival))
 
     def weight_before(self, rank: int) -> int:
         """Return the weight of the requests that are served before a new one of this rank."""
@@ -173,41 +144,50 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Add a request: the last of its priority."""
-        self._by_arrival.add(request)
+        self._by_arrival[request] = None
         self._by_priority.push(request)
         self._weights[request.rank] += request.weight
+        self.weight += request.weight
 
     def remove(self, request: Request) -> bool:
         """Remove a request that no batch shall serve. Return False if it is not in the queue."""
-        if not self._by_arrival.discard(request):
+        if request not in self._by_arrival:
             return False
+        del self._by_arrival[request]
         self._by_priority.remove(request)
         self._weights[request.rank] -= request.weight
+        self.weight -= request.weight
         return True
 
-    def take(self, limit: int, now: float) -> tuple[list[Request], list[Request]]:
-        """Remove the requests of the next batch; return these, and requests that have expired.
+    def take(self, limit: int, now: float) -> tuple[list[Request], int, list[Request]]:
+        """Remove the requests of the next batch; return these, their weight, and requests that have expired.
 
         The batch weighs at most ``limit``. A request that does not fit ends it: no later one is served before that.
         Requests that have an outcome, and those that have expired, are in no batch.
         """
         taken: list[Request] = []
         expired: list[Request] = []
-        while len(self):
+        weight = 0
+        while self.weight:
             request = self._by_priority.first
-            served = not request.done and not request.has_expired(now)
-            if served and request.weight > limit:
+            served = request.waits(now)
+            if served and weight + request.weight > limit:
                 break
             self.remove(request)
             if served:
-                limit -= request.weight
+                weight += request.weight
                 taken.append(request)
-                for risen in self._by_priority.served(request):
-                    self._weights[risen.rank + 1] -= risen.weight
-                    self._weights[risen.rank] += risen.weight
+                if self.weight:
+                    self._count_overtaking(request)
             elif not request.done:
                 expired.append(request)
-        return taken, expired
+        return taken, weight, expired
+
+    def _count_overtaking(self, request: Request) -> None:
+        """Count that a request is served before those that wait."""
+        for risen in self._by_priority.served(request):
+            self._weights[risen.rank + 1] -= risen.weight
+            self._weights[risen.rank] += risen.weight
 
     def take_all(self) -> list[Request]:
         """Remove and return all requests."""

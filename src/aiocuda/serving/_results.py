@@ -123,38 +123,43 @@ class Delivery:
         self._loop = loop
         self._wakes = Wakes.of(loop)
         self._meter = meter
-        self._pending: deque[Iterator[tuple[Request, Any]]] = deque()
+        self._pending: deque[tuple[deque[Request], Iterator[Any]]] = deque()  # some requests, and their outcomes
 
-    def put(self, outcomes: Iterable[tuple[Request, Any]], *, later: bool = False) -> None:
+    def put(self, requests: Iterable[Request], outcomes: Iterable[Any], *, later: bool = False) -> None:
         """Set the outcome of each request: an exception, or a result. Requests that are done keep their outcome.
 
         Parameters
         ----------
         outcomes
-            Iterated when the outcomes are set.
+            At least one for each request. Iterated when the outcomes are set.
         later
             Begin in the loop's next iteration, after the tasks that are ready now.
         """
-        self._pending.append(iter(outcomes))
-        if len(self._pending) > 1:
+        left = deque(requests)
+        if not left:
             return
+        self._pending.append((left, iter(outcomes)))
+        if len(self._pending) > 1:
+            return  # `_next` comes to them
         if later:
             self._loop.call_soon(self._wakes.wake, self._next)
         else:
             self._wakes.wake(self._next)
 
     def _next(self) -> bool:
-        """Set the next outcome; False if there is none left."""
-        while self._pending:
-            for request, outcome in self._pending[0]:
-                if is_failure(outcome):
-                    if request.fail(outcome):
-                        self._meter.fail()
-                elif request.resolve(outcome):
-                    self._meter.answer()
-                return True
-            self._pending.popleft()
-        return False
+        """Set the next outcome. Return whether there are more."""
+        if self._pending:
+            requests, outcomes = self._pending[0]
+            request = requests.popleft()
+            if not requests:
+                self._pending.popleft()
+            outcome = next(outcomes)
+            if is_failure(outcome):
+                if request.fail(outcome):
+                    self._meter.failed += 1
+            elif request.resolve(outcome):
+                self._meter.answered += 1
+        return bool(self._pending)
 
     async def drained(self) -> None:
         """Wait until all outcomes so far are set."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from ._admission import BatchTimes
+from ._requests import Request
 
 __all__ = ["BatcherMeter", "BatcherStatistics"]
 
@@ -79,7 +81,7 @@ class BatcherStatistics:
 
 
 class BatcherMeter:
-    """The counters of a batcher. Its attributes are those of `BatcherStatistics`."""
+    """The counters of a batcher. Its attributes are those of `BatcherStatistics`; the batcher counts them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -90,46 +92,15 @@ class BatcherMeter:
         self.overloaded = self.refused = self.missed_deadlines = 0
         self.results_copied = self.blocks_replaced = 0
 
-    def begin(self, wait: float) -> None:
-        """Count a request that begins to be served, after ``wait`` seconds."""
-        self._waits.append(wait)
+    def begin(self, requests: Sequence[Request], now: float) -> None:
+        """Count the requests of a batch that was formed."""
+        for request in requests:
+            self._waits.append(now - request.arrived)
 
     def end(self, size: int, weight: int) -> None:
         """Count a batch that has ended."""
         self._sizes[size] += 1
         self._weight += weight
-
-    def answer(self) -> None:
-        """Count a request that got a result."""
-        self.answered += 1
-
-    def fail(self) -> None:
-        """Count a request that got an exception."""
-        self.failed += 1
-
-    def cancel(self) -> None:
-        """Count a request that was cancelled."""
-        self.cancelled += 1
-
-    def miss_deadline(self) -> None:
-        """Count an accepted request whose deadline has passed."""
-        self.missed_deadlines += 1
-
-    def overload(self) -> None:
-        """Count a request that was not accepted, because the queue was full."""
-        self.overloaded += 1
-
-    def refuse(self) -> None:
-        """Count a request that was not accepted, because it would have missed its deadline."""
-        self.refused += 1
-
-    def copy_results(self, count: int) -> None:
-        """Count results that were copied out of the memory of their slot."""
-        self.results_copied += count
-
-    def replace_blocks(self, count: int) -> None:
-        """Count blocks of memory that their slot has replaced."""
-        self.blocks_replaced += count
 
     def snapshot(self, accepted: int, queued: int, running: int, times: BatchTimes) -> BatcherStatistics:
         """Return the statistics."""
