@@ -34,6 +34,8 @@ REQUESTS = 16
 class CountedDriver(IdleDriver):
     """An idle driver in whose time every look at the clock takes 100 ns: the calls are the same on each machine."""
 
+    wants_image = False  # not a property: `count_steps` sets it
+
     def __init__(self) -> None:
         super().__init__()
         self._time = 0.0
@@ -77,17 +79,22 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
     """Return, for each path, its steps and the number of times that it was taken."""
     counted: dict[str, tuple[Steps, int]] = {}
     kernel: Any = aiocuda.Kernel("k", source='extern "C" __global__ void k(float *x) {}', host=lambda x: None)
-    async with aiocuda.open_device(driver=CountedDriver()) as device, device.stream() as stream:
+    driver = CountedDriver()
+    async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+        driver.wants_image = True  # the stream calls submitted functions as on a GPU
+        of_functions = device.stream()
+        driver.wants_image = False
         buffer, pinned = stream.empty(64), device.pinned(64)
         paths: dict[str, Callable[[], object]] = {
             "copy from pinned memory": lambda: stream.copy(buffer, pinned),
             "launch": lambda: stream.launch(kernel, 1, 1, buffer),
             "empty and free": lambda: stream.empty(64).free(),
+            "submit": lambda: of_functions.submit(print, end=""),
         }
         for name, path in paths.items():
             for _ in range(5):
                 path()
-                await stream.synchronize()
+                await aiocuda.gather(stream.synchronize(), of_functions.synchronize())
             with Steps() as steps:
                 path()
             counted[name] = steps, 1

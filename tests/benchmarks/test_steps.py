@@ -15,6 +15,7 @@ MOST = {
     "copy from pinned memory": 4,
     "launch": 4,
     "empty and free": 17,
+    "submit": 19,
     "coordinator.compute": 22,
     "item of three stages": 66,
     "request of a batcher": 79,

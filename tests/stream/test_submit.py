@@ -9,6 +9,7 @@ import itertools
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -380,6 +381,21 @@ async def test_functions_take_a_limited_time_of_each_iteration_of_the_loop() -> 
         await quickly(aiocuda.gather(*operations))
     assert called == list(range(40))
     assert max(after - before for before, after in itertools.pairwise([0, *counts])) <= 8
+
+
+def test_short_functions_need_no_callback_at_the_end_of_the_iteration() -> None:
+    callbacks: list[Any] = []
+    loop: Any = SimpleNamespace(call_soon=callbacks.append)
+    queue: Any = object()
+    pace = SubmissionPace(loop)
+    for _ in range(4):
+        pace.add(1e-4)
+    assert not callbacks
+    for _ in range(46):
+        assert pace.allows(queue)
+        pace.add(1e-4)
+    assert len(callbacks) == 1
+    assert not pace.allows(queue)
 
 
 @pytest.mark.asyncio

@@ -18,22 +18,23 @@ from __future__ import annotations
 import contextlib
 from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["LEAVES_LOOP", "add_note", "call", "failure_of", "function_name"]
+__all__ = ["LEAVES_LOOP", "SIGNALS", "add_note", "call", "failure_of", "function_name"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Exceptions that leave the event loop, as from an `asyncio.Task`.
 LEAVES_LOOP: Final = (KeyboardInterrupt, SystemExit)
 
 #: Exceptions that have another meaning in a coroutine or a generator than a failed function.
-_SIGNALS: Final = (CancelledError, StopIteration, StopAsyncIteration)
+SIGNALS: Final = (CancelledError, StopIteration, StopAsyncIteration)
 
 
 def failure_of(error: BaseException) -> BaseException:
     """Return the exception for the waiter of a plain function: the same object, or a `RuntimeError` caused by it."""
-    if not isinstance(error, _SIGNALS):
+    if not isinstance(error, SIGNALS):
         return error
     meaning = "cancels no task" if isinstance(error, CancelledError) else "ends no iteration"
     failure = RuntimeError(f"a function raised {type(error).__name__}, which {meaning} there")
@@ -48,11 +49,11 @@ def add_note(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
-def call(function: Callable[..., T], *args: object) -> T:
+def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a plain function and return its result. If it raises, raise `failure_of` its exception."""
     try:
-        return function(*args)
-    except _SIGNALS as error:
+        return function(*args, **kwargs)
+    except SIGNALS as error:
         raise failure_of(error) from error
 
 

@@ -210,7 +210,9 @@ class StreamQueue(Ring):
         self, call: Callable[[StreamOperation[Any]], object], gate: Gate, keep: object, estimate: Estimate
     ) -> StreamOperation[Any]:
         """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
-        self._check_new("submit")
+        if self.obstacles & RECORDED:
+            self._check_new("submit")  # raises
+        self.check()
         operation: StreamOperation[Any] = new_operation(self, "submit", estimate, keep)
         if (
             gate is self.submissions  # as the only gate

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._base._failure import Failure
 from .._base._log import log
-from .._base._user_code import LEAVES_LOOP, call
-from .._core import Estimate
+from .._base._user_code import LEAVES_LOOP, SIGNALS, call, failure_of
+from .._core import SHARED, Estimate
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
+from ._extra import Extra
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
@@ -56,7 +57,9 @@ class SubmissionLimit:
         """Return whether one more submission may go to the device."""
         queue = self._queue
         # On a shared stream nothing may wait on the host.
-        return self.unfinished < self.most and (queue.shared or queue.reactor.submission_pace.allows(queue))
+        return self.unfinished < self.most and (
+            queue.obstacles & SHARED != 0 or queue.reactor.submission_pace.allows(queue)
+        )
 
     def estimate(self, name: str) -> Estimate:
         """Return the expected duration of the submissions of a function."""
@@ -72,14 +75,11 @@ class SubmissionLimit:
         """Return None: the gate does not fail."""
         return None
 
-    def begin(self) -> None:
-        """Count a submission, whose function is about to be called."""
-        self.unfinished += 1
-
     def end(self) -> None:
         """Count a submission as finished by the device, and call the functions that have waited for it."""
         self.unfinished -= 1
-        self._queue.host_queue.pump()
+        if self._queue.on_host:
+            self._queue.host_queue.pump()
 
 
 class Submission:
@@ -123,12 +123,11 @@ class Submission:
 
         If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
         """
-        queue = self._queue
-        self._limit.begin()
-        operation.on_settled = (
-            self._limit.end if self._on_result is None else functools.partial(self._settled, operation)
-        )
-        now = queue.driver.now
+        queue, limit = self._queue, self._limit
+        limit.unfinished += 1
+        extra = operation.extra = operation.extra or Extra()
+        extra.on_settled = limit.end if self._on_result is None else functools.partial(self._settled, operation)
+        now = queue.now
         began = now()
         try:
             operation.value = operation.context.run(self._call_without_loop)
@@ -143,8 +142,8 @@ class Submission:
         finally:
             seconds = now() - began
             queue.reactor.submission_pace.add(seconds)
-            if seconds > SLOW_SECONDS and self._name not in self._limit.slow:
-                self._limit.slow.add(self._name)
+            if seconds > SLOW_SECONDS and self._name not in limit.slow:
+                limit.slow.add(self._name)
                 log(
                     "warning", "submission_slow", operation.context, function=self._name, stream=queue.name,
                     seconds=round(seconds, 4),
@@ -160,13 +159,12 @@ class Submission:
         token = submitting_loop.set(loop)
         asyncio._set_running_loop(None)
         try:
-            return call(self._call)
+            return self._function(*self._args, **self._kwargs)
+        except SIGNALS as error:
+            raise failure_of(error) from error
         finally:
             asyncio._set_running_loop(loop)
             submitting_loop.reset(token)
-
-    def _call(self) -> Any:
-        return self._function(*self._args, **self._kwargs)
 
     def _raise(self, error: BaseException) -> None:
         """Raise the error of the function; a `RuntimeError` for a `DeviceFault` if this device has not faulted."""
@@ -195,7 +193,7 @@ class Submission:
     def _compute(self) -> None:
         """Call the function on a thread of the driver. It raises nothing: that would be a fault of the device."""
         try:
-            self._value = call(self._call)
+            self._value = call(self._function, *self._args, **self._kwargs)
         except BaseException as error:  # noqa: BLE001 - raised by `finish`, on the loop's thread
             self._error = error
 

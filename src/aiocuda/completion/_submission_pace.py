@@ -13,12 +13,15 @@ __all__ = ["SubmissionPace"]
 #: Seconds. Later functions wait for the next iteration, in which the other tasks of the loop run, too.
 MOST_SECONDS: Final = 5e-3
 
+#: Seconds. While the functions have taken less, no callback notes the end of the iteration: it would take 1 µs of each.
+UNMARKED_SECONDS: Final = 5e-4
+
 
 class SubmissionPace:
     """The time that submitted functions have taken in this iteration of the loop, and the queues that wait.
 
     A hundred tasks that resume in one iteration would enqueue a hundred models in it, one after the other. There is one
-    pace for each reactor.
+    pace for each reactor. The time may include functions of earlier iterations, of `UNMARKED_SECONDS` in all.
     """
 
     __slots__ = ("_loop", "_scheduled", "_seconds", "_waiting")
@@ -39,7 +42,7 @@ class SubmissionPace:
     def add(self, seconds: float) -> None:
         """Count the time of a function."""
         self._seconds += seconds
-        if not self._scheduled:
+        if self._seconds >= UNMARKED_SECONDS and not self._scheduled:
             self._schedule()
 
     def _schedule(self) -> None:

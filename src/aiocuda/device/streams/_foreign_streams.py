@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ...completion._stream_queue import stream_queue
 from ...errors import InvalidTypeError, UnsupportedError
 from ._stream import Stream
 
@@ -44,7 +43,7 @@ class ForeignStreams(Generic[T]):
         """Return the library's object for a stream; None if its device is no GPU. Raise the fault of a device."""
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"this takes an aiocuda.Stream, not {stream!r}: device.stream() makes one")
-        queue = stream_queue(stream)
+        queue = stream._queue
         if queue.driver.name != "cuda":
             return None
         fault = queue.driver.fault

@@ -620,10 +620,10 @@ def submit_call(
 
     On a GPU, ``on_result`` is called with the result when the device has finished, before any waiter gets it.
     """
-    enqueue = functools.partial(stream._submissions.enqueue, name=name, on_result=on_result)
     operation: Operation[T]
     if stream._hook is None:
-        operation = enqueue(call, args, kwargs)
+        operation = stream._submissions.enqueue(call, args, kwargs, name, on_result)
     else:
+        enqueue = functools.partial(stream._submissions.enqueue, name=name, on_result=on_result)
         operation = stream._hook.call("submit", enqueue, call, args, kwargs)
     return operation
