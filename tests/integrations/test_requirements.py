@@ -14,8 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import InvalidTypeError, UnsupportedError
-from aiocuda.integrations._nested import leaves
-from aiocuda.integrations._requirement import require
+from aiocuda.integrations._library import leaves, require
 
 
 @pytest.mark.parametrize(

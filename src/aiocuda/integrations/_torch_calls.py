@@ -1,67 +1,87 @@
-"""Calls of submitted functions of PyTorch: on a stream, or on the host."""
+"""Functions and coroutines of PyTorch on a stream: calls of submitted functions, and steps of coroutines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 
 from ..errors import UnsupportedError
-from ._nested import leaves
-from ._torch_modes import Modes, ModeSwitch
-from ._torch_stream import TorchStream
+from ..lowlevel import Queue, end_step
+from ._library import Call, leaves
+from ._torch_state import CurrentStreams, Modes, ModeSwitch, TorchStream
 
-__all__ = ["OnHost", "OnStream", "parts_on"]
+__all__ = ["CallOnHost", "CallOnStream", "TorchStep"]
 
 
-class OnStream:
-    """One call of a function of PyTorch on a stream.
+class CallOnStream(Call[TorchStream]):
+    """One call of a function of PyTorch on a stream, in the modes of its caller."""
 
-    Usually the stream calls the function during `aiocuda.Stream.submit`, in the state of the caller. Otherwise
-    `defer` has to note that state: the function is called later, while other code has the thread.
-    """
-
-    __slots__ = ("_caller", "_device", "_earlier", "_function", "_modes", "_parts", "_theirs", "called")
+    __slots__ = ("_caller", "_current", "_device", "_earlier", "_modes", "_parts", "needs_state")
 
     def __init__(self, function: Callable[..., Any], theirs: TorchStream) -> None:
         self._function = function
         self._theirs = theirs
-        self._device = torch.cuda.current_device()
-        self._caller = theirs.current()
-        self._earlier: Any = None  # an event after the caller's work so far
-        self._modes: Modes | None = None
+        self._device = theirs.current_device()
+        self._current = theirs.current()
+        self._earlier: Any = None  # an event after the caller's work, from `note_state`
+        self._modes: Modes | None = None  # of the caller, from `note_state`
         self._parts: list[Any] | None = None  # of the result
-        self.called = False
-        if self._caller is theirs.stream:
-            self._caller = None
+        self.needs_state = True
+        if self._current is theirs.stream:
+            self._caller: Any = None  # the stream of the caller, if it is another one
         else:
+            self._caller = self._current
             theirs.refuse_captured(self._device)
 
-    def defer(self) -> None:
-        """Note the state of the caller: the function will be called later."""
+    def note_state(self) -> None:
         self._modes = Modes.of_this_thread()
         if self._caller is not None:
             self._earlier = self._theirs.record(self._caller)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, and return its result."""
-        self.called = True
-        theirs = self._theirs
-        if self._modes is None:
-            return self._call(self._device, self._caller, args, kwargs)
-        device, current = torch.cuda.current_device(), theirs.current()
-        before = Modes.of_this_thread()
-        if before == self._modes and not before.casts:
-            return self._call(device, current, args, kwargs)
-        switch = ModeSwitch()
-        switch.to(self._modes, before)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.needs_state = False
+        if self._modes is not None:
+            modes, self._modes = self._modes, None
+            return self._run_in_modes(modes, args, kwargs)
+        theirs, caller = self._theirs, self._caller
+        casts = False
+        if caller is not None:
+            if self._earlier is None:
+                theirs.wait_for_work(caller)
+            else:
+                theirs.wait_for(self._earlier)
+            casts = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        torch.cuda.set_stream(theirs.stream)
         try:
-            return self._call(device, current, args, kwargs)
+            if casts:
+                torch.clear_autocast_cache()  # its tensors belong to another stream
+            result = self._function(*args, **kwargs)
+            if caller is not None and result is not None:
+                self._parts = parts_on(result, theirs.stream.device)
+            return result
+        finally:
+            if casts:
+                torch.clear_autocast_cache()
+            torch.cuda.set_stream(self._current)
+            if self._device != theirs.index:
+                torch.cuda.set_device(self._device)
+
+    def _run_in_modes(self, modes: Modes, args: Any, kwargs: Any) -> Any:
+        """Do the same as `run` in these modes: the thread has those of other code."""
+        self._device, self._current = self._theirs.current_device(), self._theirs.current()
+        before = Modes.of_this_thread()
+        if before == modes and not before.casts:
+            return self.run(*args, **kwargs)
+        switch = ModeSwitch()
+        switch.to(modes, before)
+        try:
+            return self.run(*args, **kwargs)
         finally:
             switch.to(before)
 
-    def done(self, result: Any) -> None:
+    def on_result(self, result: Any) -> None:
         """Record the tensors of the result for the caller's stream, now that the device has finished.
 
         Not earlier: if the device faults, PyTorch ends the process when it frees a tensor that was recorded.
@@ -70,40 +90,17 @@ class OnStream:
             for part in self._parts:
                 part.record_stream(self._caller)
 
-    def _call(self, device: int, current: Any, args: Any, kwargs: Any) -> Any:
-        """Call the function on our stream; ``device`` and ``current`` are then current again."""
-        theirs, caller = self._theirs, self._caller
-        casts = False
-        if caller is not None:
-            theirs.wait(self._earlier or theirs.record(caller))
-            casts = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-        torch.cuda.set_stream(theirs.stream)
-        try:
-            if casts:
-                torch.clear_autocast_cache()  # its tensors belong to another stream
-            result = self._function(*args, **kwargs)
-            if caller is not None and result is not None:
-                self._parts = list(parts_on(result, theirs.stream.device))
-            return result
-        finally:
-            if casts:
-                torch.clear_autocast_cache()
-            torch.cuda.set_stream(theirs.stream if current is None else current)
-            if device != theirs.index:
-                torch.cuda.set_device(device)
 
-
-class OnHost:
+class CallOnHost(Call[None]):
     """One call of a function of PyTorch, in the modes of its caller, on a thread of a driver without a GPU."""
 
-    __slots__ = ("_function", "_modes")
+    __slots__ = ("_modes",)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], theirs: None) -> None:
+        super().__init__(function, theirs)
         self._modes = Modes.of_this_thread()
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, and return its result."""
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         switch, before = ModeSwitch(), Modes.of_this_thread()
         switch.to(self._modes, before)
         try:
@@ -112,12 +109,52 @@ class OnHost:
             switch.to(before)
 
 
-def parts_on(result: Any, device: Any) -> Iterator[Any]:
-    """Yield the tensors that hold the memory of a nested result on a device."""
-    for tensor in leaves(result, torch.Tensor):
-        for part in _strided_parts(tensor):
-            if part.device == device:
-                yield part
+class TorchStep:
+    """PyTorch's state of the thread during the steps of one coroutine: `aiocuda.integrations.torch.on`."""
+
+    def __init__(self, queue: Queue, theirs: TorchStream | None) -> None:
+        queue.check()
+        self._queue = queue
+        self._theirs = theirs  # None without a GPU
+        self._modes: Modes | None = None  # as the coroutine last had them; None before its first step
+        self._switch = ModeSwitch()
+        self._streams: CurrentStreams | None = None
+
+    def __enter__(self) -> Self:
+        self._outer_modes = Modes.of_this_thread()
+        theirs = self._theirs
+        if theirs is not None:
+            outer = self._outer_streams = CurrentStreams.of_this_thread()
+            if self._streams is None:
+                caller = outer.streams[theirs.index]
+                if caller != theirs.stream:
+                    theirs.refuse_captured(outer.device)
+                    theirs.wait_for_work(caller)
+                torch.cuda.set_stream(theirs.stream)
+            else:
+                self._streams.restore(outer)
+        if self._modes is not None:
+            self._switch.to(self._modes, self._outer_modes)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._modes = Modes.of_this_thread()
+        self._switch.to(self._outer_modes, self._modes)
+        theirs = self._theirs
+        if theirs is None:
+            return
+        self._streams = CurrentStreams.of_this_thread()
+        self._outer_streams.restore(self._streams)
+        if isinstance(error, StopIteration) and error.value is not None:  # the coroutine has returned
+            for part in parts_on(error.value, theirs.stream.device):
+                part.record_stream(self._outer_streams.streams[theirs.index])
+        end_step(self._queue)
+
+
+def parts_on(result: Any, device: Any) -> list[Any]:
+    """Return the tensors that hold the memory of a nested result on a device."""
+    tensors = (result,) if isinstance(result, torch.Tensor) else leaves(result, torch.Tensor)
+    return [part for tensor in tensors for part in _strided_parts(tensor) if part.device == device]
 
 
 def _strided_parts(tensor: Any) -> tuple[Any, ...]:

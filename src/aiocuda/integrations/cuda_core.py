@@ -8,16 +8,15 @@ cuda.core has no work without a GPU: on other drivers these functions raise `Uns
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
 from ..errors import InvalidTypeError
-from ..lowlevel import ForeignStreams, check_submittable, handle_of
+from ..lowlevel import handle_of
 from ..stream import Stream
-from . import _waiting
-from ._requirement import require
+from ._library import Call, Library, require
+from ._waiting import wait_for_event, wait_for_stream
 
 core: Any = require("cuda.core", "cuda.core", (1, 0), "cuda-core")
 
@@ -26,12 +25,16 @@ __all__ = ["device_of", "replay", "submit", "wait"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_streams = ForeignStreams("cuda.core", lambda handle, index: core.Stream.from_handle(handle))
+_library = Library(
+    "cuda.core",
+    lambda handle, index: core.Stream.from_handle(handle),
+    lambda function, theirs, index: Call(function, theirs),
+)
 
 
 def device_of(stream: Stream) -> Any:
     """Return the `cuda.core.Device` of a stream."""
-    _streams.of(stream)
+    _library.streams.of(stream)
     return core.Device(stream.device.index)
 
 
@@ -59,14 +62,7 @@ def submit(
     UnsupportedError
         The stream's device is no GPU.
     """
-    check_submittable(function)
-    theirs = _streams.of(stream)
-
-    @functools.wraps(function)
-    def enqueue(*args: P.args, **kwargs: P.kwargs) -> T:
-        return function(theirs, *args, **kwargs)
-
-    return stream.submit(enqueue, *args, **kwargs)
+    return _library.submit(stream, function, args, kwargs)
 
 
 def wait(x: Any) -> Operation[None]:
@@ -83,14 +79,12 @@ def wait(x: Any) -> Operation[None]:
         The running event loop has no device open for that GPU.
     """
     if isinstance(x, core.Event):
-        return _waiting.wait_for_event(x.device.device_id, lambda stream: _streams.of(stream).wait(x), x)
+        return wait_for_event(x.device.device_id, lambda stream: _library.streams.of(stream).wait(x), x)
     if not isinstance(x, core.Stream):
         raise InvalidTypeError(f"wait takes a cuda.core.Stream or a cuda.core.Event, not {x!r}")
-    return _waiting.wait_for_stream(x.device.device_id, handle_of(x), x)
+    return wait_for_stream(x.device.device_id, handle_of(x), x)
 
 
 def replay(stream: Stream, graph: Any) -> Operation[None]:
     """Launch a `cuda.core.graph.Graph` on a stream."""
-    if not isinstance(graph, core.graph.Graph):
-        raise InvalidTypeError(f"replay takes a cuda.core.graph.Graph, not {graph!r}")
-    return submit(stream, graph.launch)
+    return _library.replay(stream, graph, core.graph.Graph, "cuda.core.graph.Graph")

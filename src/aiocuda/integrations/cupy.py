@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Self, TypeVar
 
-from .._base._user_code import function_name
 from ..completion import Operation
 from ..errors import BusyError, InvalidTypeError
-from ..lowlevel import ForeignStreams, Queue, check_submittable, end_step, flushed, queue_of
+from ..lowlevel import Queue, end_step, flushed, queue_of
 from ..stream import Stream
-from . import _waiting
+from ._library import Call, Library, require
 from ._per_step import per_step
-from ._requirement import require
+from ._waiting import wait_for_event, wait_for_stream
 
 cupy: Any = require("cupy", "CuPy", (13, 0), "cupy-cuda13x")
 
@@ -29,19 +28,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _make(handle: int, index: int) -> Any:
-    with cupy.cuda.Device(index):
-        if hasattr(cupy.cuda.Stream, "from_external"):  # from version 14 on
-            return cupy.cuda.Stream.from_external(_CudaStream(handle))
-        return cupy.cuda.ExternalStream(handle, index)
-
-
-_streams = ForeignStreams("CuPy", _make)
-
-
 def device_of(stream: Stream) -> Any:
     """Return the `cupy.cuda.Device` of a stream."""
-    _streams.of(stream)
+    _library.streams.of(stream)
     return cupy.cuda.Device(stream.device.index)
 
 
@@ -75,8 +64,7 @@ def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs:
     result that is this stream. So use results on the stream that is current at later calls of ``submit``, or await the
     work that uses them before you drop them.
     """
-    check_submittable(function)
-    return stream.submit(_OnStream(function, _streams.of(stream), stream.device.index), *args, **kwargs)
+    return _library.submit(stream, function, args, kwargs)
 
 
 def wait(x: Any = None) -> Operation[None]:
@@ -97,13 +85,13 @@ def wait(x: Any = None) -> Operation[None]:
     """
     index: int = cupy.cuda.runtime.getDevice()
     if isinstance(x, cupy.cuda.Event):
-        return _waiting.wait_for_event(index, lambda stream: _streams.of(stream).wait_event(x), x)
+        return wait_for_event(index, lambda stream: _library.streams.of(stream).wait_event(x), x)
     if isinstance(x, cupy.ndarray):
         index = x.device.id
     stream = cupy.cuda.get_current_stream(index) if x is None or isinstance(x, cupy.ndarray) else x
     if not isinstance(stream, (cupy.cuda.Stream, cupy.cuda.ExternalStream)):
         raise InvalidTypeError(f"wait takes an array, a cupy.cuda.Stream or a cupy.cuda.Event, not {x!r}")
-    return _waiting.wait_for_stream(index if stream.device_id < 0 else stream.device_id, stream.ptr, x)
+    return wait_for_stream(index if stream.device_id < 0 else stream.device_id, stream.ptr, x)
 
 
 def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
@@ -123,15 +111,13 @@ def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callab
     CuPy keeps one stack of ``with stream:`` blocks for the thread. So such a block in the coroutine must contain no
     await: the await raises `BusyError`.
     """
-    ours, queue = _streams.of(stream), queue_of(stream)
+    ours, queue = _library.streams.of(stream), queue_of(stream)
     return per_step(lambda: _Step(queue, ours, stream.device.index), before=lambda: flushed(queue))
 
 
 def replay(stream: Stream, graph: Any) -> Operation[None]:
     """Launch a `cupy.cuda.Graph` on a stream."""
-    if not isinstance(graph, cupy.cuda.Graph):
-        raise InvalidTypeError(f"replay takes a cupy.cuda.Graph, not {graph!r}")
-    return submit(stream, graph.launch)
+    return _library.replay(stream, graph, cupy.cuda.Graph, "cupy.cuda.Graph")
 
 
 class _CudaStream:
@@ -148,16 +134,23 @@ class _CudaStream:
         return (0, self._handle)
 
 
-class _OnStream:
-    """A function, with the stream on which it is called and the stream of its caller."""
+def _make_stream(handle: int, index: int) -> Any:
+    with cupy.cuda.Device(index):
+        if hasattr(cupy.cuda.Stream, "from_external"):  # from version 14 on
+            return cupy.cuda.Stream.from_external(_CudaStream(handle))
+        return cupy.cuda.ExternalStream(handle, index)
 
-    def __init__(self, function: Callable[..., Any], ours: Any, index: int) -> None:
+
+class _CallOnStream(Call[Any]):
+    """One call of a function, with CuPy's current stream and device set, after the work of the caller's stream."""
+
+    __slots__ = ("_caller", "_index")
+
+    def __init__(self, function: Callable[..., Any], theirs: Any, index: int) -> None:
+        super().__init__(function, theirs)
         caller = cupy.cuda.get_current_stream(index)
-        self._function = function
         self._index = index
-        self._ours = ours
-        self._caller = None if caller.ptr == ours.ptr else caller
-        self.__qualname__ = function_name(function)  # for log events and errors
+        self._caller = None if caller.ptr == theirs.ptr else caller
         self._refuse_captured()
 
     def _refuse_captured(self) -> None:
@@ -167,12 +160,12 @@ class _OnStream:
                 "graph: end the capture first"
             )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with cupy.cuda.Device(self._index), self._ours:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with cupy.cuda.Device(self._index), self._theirs:
             if self._caller is not None:
                 self._refuse_captured()
                 # An event of now, not of the call: its work may use memory of this stream that is free again.
-                self._ours.wait_event(self._caller.record())
+                self._theirs.wait_event(self._caller.record())
             return self._function(*args, **kwargs)
 
 
@@ -209,3 +202,6 @@ class _Step:
                 f"a `with` block of {left_in!r} contains an await, and CuPy would restore the stream of another task "
                 "at its end: enqueue on that stream between two awaits"
             )
+
+
+_library = Library("CuPy", _make_stream, _CallOnStream)

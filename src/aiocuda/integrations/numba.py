@@ -8,16 +8,14 @@ Numba has no work without a GPU: on other drivers these functions raise `Unsuppo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
 from ..errors import InvalidTypeError
-from ..lowlevel import ForeignStreams, check_submittable
 from ..stream import Stream
-from . import _waiting
-from ._requirement import require
+from ._library import Call, Library, require
+from ._waiting import wait_for_event, wait_for_stream
 
 require("numba_cuda", "numba-cuda", (0, 15), "numba-cuda")  # the part of Numba that succeeds its own numba.cuda
 
@@ -29,12 +27,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _make(handle: int, index: int) -> Any:
+def _make_stream(handle: int, index: int) -> Any:
     with cuda.gpus[index]:
         return cuda.external_stream(handle)
 
 
-_streams = ForeignStreams("Numba", _make)
+class _CallOnDevice(Call[Any]):
+    """One call of a function, with the stream's device as the current one."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, function: Callable[..., Any], theirs: Any, index: int) -> None:
+        super().__init__(function, theirs)
+        self._index = index
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with cuda.gpus[self._index]:
+            return super().run(*args, **kwargs)
+
+
+_library = Library("Numba", _make_stream, _CallOnDevice)
 
 
 def submit(
@@ -61,15 +73,7 @@ def submit(
     UnsupportedError
         The stream's device is no GPU.
     """
-    check_submittable(function)
-    theirs, index = _streams.of(stream), stream.device.index
-
-    @functools.wraps(function)
-    def enqueue(*args: P.args, **kwargs: P.kwargs) -> T:
-        with cuda.gpus[index]:
-            return function(theirs, *args, **kwargs)
-
-    return stream.submit(enqueue, *args, **kwargs)
+    return _library.submit(stream, function, args, kwargs)
 
 
 def wait(x: Any = None) -> Operation[None]:
@@ -90,8 +94,8 @@ def wait(x: Any = None) -> Operation[None]:
     """
     index: int = cuda.get_current_device().id
     if isinstance(x, cuda.cudadrv.driver.Event):
-        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream)), x)
+        return wait_for_event(index, lambda stream: x.wait(_library.streams.of(stream)), x)
     theirs = x.stream if cuda.is_cuda_array(x) else x
     if not isinstance(theirs, cuda.cudadrv.driver.Stream) and theirs not in (None, 0):
         raise InvalidTypeError(f"wait takes a stream, an event or a device array of Numba, not {x!r}")
-    return _waiting.wait_for_stream(index, int(theirs or 0), x)
+    return wait_for_stream(index, int(theirs or 0), x)

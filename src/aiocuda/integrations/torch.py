@@ -12,20 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from .._base._user_code import function_name
 from ..completion import Operation
 from ..errors import InvalidTypeError
-from ..lowlevel import ForeignStreams, check_submittable, flushed, queue_of, submit_call
+from ..lowlevel import flushed, queue_of
 from ..stream import Stream
-from . import _waiting
+from ._library import Call, Library, require
 from ._per_step import per_step
-from ._requirement import require
+from ._waiting import wait_for_event, wait_for_host, wait_for_stream
 
 torch: Any = require("torch", "PyTorch", (2, 4), "torch")
 
-from ._torch_calls import OnHost, OnStream  # noqa: E402 - after the check of the version
-from ._torch_step import TorchStep  # noqa: E402
-from ._torch_stream import TorchStream  # noqa: E402
+from ._torch_calls import CallOnHost, CallOnStream, TorchStep  # noqa: E402 - after the check of the version
+from ._torch_state import TorchStream  # noqa: E402
 
 __all__ = ["device_of", "on", "replay", "submit", "wait"]
 
@@ -33,13 +31,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-#: PyTorch's view of our streams.
-_streams = ForeignStreams("PyTorch", TorchStream)
+def _make_call(function: Callable[..., Any], theirs: TorchStream | None, index: int) -> Call[Any]:
+    return CallOnHost(function, None) if theirs is None else CallOnStream(function, theirs)
+
+
+_library = Library("PyTorch", TorchStream, _make_call, has_host_form=True)
 
 
 def device_of(stream: Stream) -> Any:
     """Return the `torch.device` for tensors of a stream: ``cuda:N``, or ``cpu`` if the stream's device is no GPU."""
-    theirs = _streams.if_on_gpu(stream)
+    theirs = _library.streams.if_on_gpu(stream)
     return torch.device("cpu") if theirs is None else theirs.stream.device
 
 
@@ -72,16 +73,9 @@ def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs:
     -----
     A result that is used on a third stream needs ``tensor.record_stream(third)`` before it is dropped.
     """
-    check_submittable(function)
-    theirs = _streams.if_on_gpu(stream)
-    name = function_name(function)
-    if theirs is None:
-        return submit_call(stream, OnHost(function).call, name, None, args, kwargs)
-    once = OnStream(function, theirs)
-    operation: Operation[T] = submit_call(stream, once.call, name, once.done, args, kwargs)
-    if not once.called:
-        once.defer()
-    return operation
+    # The checks of a function look for attributes that a module does not have, which is slow.
+    is_module = type(function).__call__ is torch.nn.Module.__call__
+    return _library.submit(stream, function, args, kwargs, type(function).__qualname__ if is_module else "")
 
 
 def wait(x: Any = None) -> Operation[None]:
@@ -107,16 +101,16 @@ def wait(x: Any = None) -> Operation[None]:
     """
     if isinstance(x, torch.cuda.Event):
         index = torch.cuda.current_device() if x.device is None else x.device.index
-        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream).stream), x)
+        return wait_for_event(index, lambda stream: x.wait(_library.streams.of(stream).stream), x)
     if isinstance(x, torch.cuda.Stream):
-        return _waiting.wait_for_stream(x.device.index, x.cuda_stream, x)
+        return wait_for_stream(x.device.index, x.cuda_stream, x)
     if not (x is None or isinstance(x, torch.Tensor)):
         raise InvalidTypeError(f"wait takes a tensor, a torch.cuda.Stream or a torch.cuda.Event, not {x!r}")
     if not torch.cuda.is_initialized():
-        return _waiting.wait_for_host(x)
+        return wait_for_host(x)
     device = x.device if x is not None and x.device.type == "cuda" else None
     current = torch.cuda.current_stream(device)
-    return _waiting.wait_for_stream(current.device.index, current.cuda_stream, x)
+    return wait_for_stream(current.device.index, current.cuda_stream, x)
 
 
 def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
@@ -141,7 +135,7 @@ def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callab
     Other settings of PyTorch belong to the process, or to the thread: a default device that is set by a ``with`` block
     holds for other tasks, too.
     """
-    theirs, queue = _streams.if_on_gpu(stream), queue_of(stream)
+    theirs, queue = _library.streams.if_on_gpu(stream), queue_of(stream)
     return per_step(lambda: TorchStep(queue, theirs), before=lambda: flushed(queue))
 
 
@@ -151,7 +145,4 @@ def replay(stream: Stream, graph: Any) -> Operation[None]:
     Its inputs are copied to their tensors by a `submit` on the same stream before. Capture a graph when the program
     starts: a capture blocks the event loop.
     """
-    if not isinstance(graph, torch.cuda.CUDAGraph):
-        raise InvalidTypeError(f"replay takes a torch.cuda.CUDAGraph, not {graph!r}")
-    _streams.of(stream)  # raises if there is no GPU
-    return submit(stream, graph.replay)
+    return _library.replay(stream, graph, torch.cuda.CUDAGraph, "torch.cuda.CUDAGraph", "replay")
