@@ -148,12 +148,12 @@ class Wakes:
             finally:
                 self._at_once += before - self._left
 
-    def wake_all(self, waiters: Waiters[T], wake: Callable[[T], object]) -> None:
-        """Remove each waiter and call ``wake`` with it. Waiters may be added or removed during this."""
+    def wake_all(self, waiters: Waiters[T], wake_one: Callable[[T], object]) -> None:
+        """Remove each waiter and call ``wake_one`` with it. Waiters may be added or removed during this."""
 
         def wake_next() -> bool:
             if waiters:
-                wake(waiters.pop())
+                wake_one(waiters.pop())
             return bool(waiters)
 
         if waiters:

@@ -177,9 +177,9 @@ class StreamBarrier(ProcessLocal):
             broken = BrokenBarrierError("the streams could not be made to wait for each other")
             broken.__cause__ = error
             self._broken = True
-            full.wake(broken)
+            full.end_waits(broken)
             raise
-        full.wake(None)
+        full.end_waits(None)
 
     def _refuse(self, error: BaseException) -> None:
         """Break the barrier, because a party was refused and the others would wait for it forever."""
@@ -191,7 +191,7 @@ class StreamBarrier(ProcessLocal):
     def _break(self, error: AiocudaError) -> None:
         self._broken = True
         broken, self._round = self._round, _Round()
-        broken.wake(error)
+        broken.end_waits(error)
 
     def _check_devices(self) -> bool:
         """Break the barrier if a device was closed or has faulted. Return True as long as parties wait."""
@@ -242,17 +242,17 @@ class _Round:
         for device in self._devices:
             check_device(device, "streams")
 
-    def wake(self, error: AiocudaError | None) -> None:
-        """Wake all parties, with an error if the barrier is broken."""
+    def end_waits(self, error: AiocudaError | None) -> None:
+        """Wake the tasks of all parties. With an error, the barrier is broken: each of the tasks raises it."""
 
-        def wake(arrival: asyncio.Future[None]) -> None:
+        def end_wait(arrival: asyncio.Future[None]) -> None:
             if error is None:
                 wake_future(arrival)
             elif not arrival.done():
                 arrival.set_exception(error.again())
 
         if self.loop is not None:
-            Wakes.of(self.loop).wake_all(Waiters(*self.arrivals), wake)
+            Wakes.of(self.loop).wake_all(Waiters(*self.arrivals), end_wait)
 
     def meet(self) -> None:
         """Let all streams wait for each other.

@@ -207,7 +207,7 @@ class DataLoader(Owner):
             self._requesting = False
 
     async def _next_batch(self, batches: EpochBatches) -> Batch:
-        requested = self._meter.request()
+        requested = self._meter.note_request()
         resources = self._check_open()
         self._delivery.release()
         if self._batches is not batches:

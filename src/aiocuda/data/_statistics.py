@@ -168,19 +168,24 @@ class LoaderMeter:
 
     def end(self) -> None:
         """The epoch has ended."""
-        self.request()
+        now = self._now()
+        self._end_consumer_time(now)
         if self._began is not None:
-            self._wall += self._now() - self._began
+            self._wall += now - self._began
             self._began = None
             self._host.stop()
 
-    def request(self) -> float:
-        """The consumer requests a batch. Return the time."""
+    def note_request(self) -> float:
+        """Note that the consumer requests a batch: its work on the last one has ended. Return the time."""
         now = self._now()
+        self._end_consumer_time(now)
+        return now
+
+    def _end_consumer_time(self, now: float) -> None:
+        """Add the time since the last delivery to the time that the consumer takes for its work."""
         if self._delivered is not None:
             self.consumer_seconds += now - self._delivered
             self._delivered = None
-        return now
 
     def deliver(self, requested: float, samples: int, padded: int) -> None:
         """The consumer gets a batch that it requested at that time."""

@@ -232,18 +232,23 @@ class PipelineItem:
         return ready
 
     async def _run_stage(self, position: int) -> None:
-        stage = self._plan.stages[position]
-        if self._resources.gates:
-            await self._resources.gates[position].enter(self.number)
-        start = self._resources.now()
+        """Call a stage: await its coroutine, or let it enqueue.
+
+        The item first enters the gate of the stage: items enter in order, `Stage.concurrency` of them at a time. In a
+        run with ``overlap=False``, the work of the stage is done when this returns, and its host time is measured.
+        """
+        stage, resources = self._plan.stages[position], self._resources
+        if resources.gates:
+            await resources.gates[position].enter(self.number)
+        start = resources.now()
         if stage.awaits:
-            with self._resources.scope.inside():
+            with resources.scope.inside():
                 await self._await_stage(position, stage)
         else:
             self._enqueue(position, stage)
         if not self._overlap:
             await self._wait()
-            self._resources.meter.add_host_time(position, self._resources.now() - start)
+            resources.meter.add_host_time(position, resources.now() - start)
         self._leave_gates([position])
         if stage.awaits and self._overlap:
             await asyncio.sleep(0)  # the next item's host work begins before this item's next stages are enqueued

@@ -16,23 +16,32 @@ __all__ = ["follow", "join", "prepare_join", "wait_for"]
 
 
 def follow(queue: Queue, awaited: Operation[Any] | None) -> None:
-    """Let later work of a stream wait, on the device, for an operation of another stream.
+    """Let later work of a stream wait, on the device, for an operation of another stream; for None, for nothing.
 
     If the operation has failed and no waiter has received the failure, later work of the stream is skipped.
     """
     if awaited is None:
         return
     own, operation = own_queue(queue), stream_operation(awaited)
-    if operation.extra is not None:
-        failure = operation.failure
-        if operation.is_settled and failure is not None and not failure.delivered:
-            own.wait(operation)  # skips later work
-            return
+    if operation.extra is not None and _has_unread_failure(operation):  # a usual operation has no `Extra`
+        _skip_later_work(own, operation)
+        return
     stream = own.stream
     if isinstance(stream, CheckedStream) and stream.device.checker is not None:
         stream.device.checker.follow(own, operation)
     else:
         own.follow(operation)
+
+
+def _has_unread_failure(operation: StreamOperation[Any]) -> bool:
+    """Return whether the operation has failed, its work has ended, and no waiter has received the failure."""
+    failure = operation.failure
+    return failure is not None and operation.is_settled and not failure.delivered
+
+
+def _skip_later_work(own: StreamQueue, failed: StreamOperation[Any]) -> None:
+    """Let the stream skip its later work, because an operation of another stream has failed."""
+    own.wait(failed)  # its gate has the failure: the operation "wait" is skipped, and so is everything after it
 
 
 def wait_for(stream: Stream, operation: StreamOperation[Any]) -> None:
@@ -70,15 +79,15 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
     for queue in others:
         if queue.obstacles & CLOSED or queue.loop is not first.loop:
             queue.check()
-    quick = not isinstance(first.stream, CheckedStream)  # the streams of a device are either all checked or not at all
-    _wait_for_all(first, others, quick)
+    unchecked = not isinstance(first.stream, CheckedStream)  # the streams of a device are all checked, or none is
+    _wait_for_all(first, others, unchecked)
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
     joined: StreamOperation[None] = first.enqueue("barrier", estimate, nothing, ())
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:
-        if quick and lease is not None and not queue.obstacles & COMPLICATED and not queue.on_host:
+        if unchecked and lease is not None and not queue.obstacles & COMPLICATED and not queue.on_host:
             queue.note_wait()
             wait(queue.handle, lease.handle)
             if queue.device_state.listeners is not None:
@@ -91,8 +100,8 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
 def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]:
     """Return a function that does the same as `join`, for a fixed set of different streams of one device and one loop.
 
-    Everything that does not change is bound once, by the first call that meets no unusual stream. 16 streams are then
-    joined in half of the time. Everything unusual goes to `join`.
+    The first call that meets only plain streams binds everything that does not change. 16 streams are then joined in
+    half of the time. While a stream is closed, shared, recorded, poisoned or checked, `join` does the work.
 
     If the driver refuses a wait of the first stream, the operation fails, and later work of all streams is skipped;
     `join` raises the error.
@@ -112,7 +121,7 @@ def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]
 
 
 def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[None]]:
-    """Return the function of `prepare_join` with everything bound."""
+    """Return a function that joins the streams by calls of the driver that are bound to them."""
     first, *others = queues
     driver = first.driver
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
@@ -125,7 +134,7 @@ def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[No
 
 
 def _nothing(_: Sequence[int]) -> None:
-    """Do nothing: the waits were made before."""
+    """Make no wait: `BoundJoin` has made them by calls in C, and only the event of the barrier is recorded."""
 
 
 def _wait_for_each(queue: StreamQueue, events: Sequence[int]) -> None:
@@ -134,14 +143,19 @@ def _wait_for_each(queue: StreamQueue, events: Sequence[int]) -> None:
         queue.driver.stream_wait(queue.handle, event)
 
 
-def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) -> None:
+def _wait_for_all(first: StreamQueue, others: list[StreamQueue], unchecked: bool) -> None:
     """Let the first stream wait for the newest operation of each of the others.
 
-    If neither `follow` nor `StreamQueue.end` has a special case to handle, this function waits for the event itself: 16
-    streams are joined in 18 µs instead of 22 µs.
+    For a plain stream with a recorded event, this function makes the driver call itself, instead of `follow` and
+    `StreamQueue.end`, which handle all other cases: 16 streams are joined in 18 µs instead of 22 µs.
+
+    Parameters
+    ----------
+    unchecked
+        The device does not check the order of accesses, so that no wait has to be noted for a checker.
     """
     wait, handle = first.driver.stream_wait, first.handle
-    if quick and not first.obstacles & COMPLICATED and not first.on_host:
+    if unchecked and not first.obstacles & COMPLICATED and not first.on_host:
         for queue in others:
             pending = queue.pending
             if (
