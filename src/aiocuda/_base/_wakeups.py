@@ -119,8 +119,8 @@ class Wakes:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._queue: deque[Callable[[], bool]] = deque()
-        self._left = MOST_WOKEN  # wake-ups until `_next` runs
-        self._at_once = 0  # wake-ups since `_next` ran that happened inside `wake`
+        self._left = MOST_WOKEN  # wake-ups that this iteration of the loop still allows
+        self._at_once = 0  # wake-ups inside `wake` since the last call of `_begin_iteration`
         self._scheduled = False
 
     @classmethod
@@ -137,7 +137,7 @@ class Wakes:
         ``wake_next`` removes a waiter before it wakes it, so Ctrl-C between the two costs that one waiter.
         """
         if not self._scheduled:
-            self._loop.call_soon(self._next)
+            self._loop.call_soon(self._begin_iteration)
             self._scheduled = True
         queue = self._queue
         queue.append(wake_next)
@@ -166,15 +166,15 @@ class Wakes:
             if not queue[0]():
                 queue.popleft()
 
-    def _next(self) -> None:
-        """Continue in the next iteration. Wake-ups inside `wake` may have happened in this iteration, so they count."""
+    def _begin_iteration(self) -> None:
+        """Wake up to `MOST_WOKEN` waiters, less those that `wake` has woken: it may have run in the same iteration."""
         self._scheduled = False
         self._left, self._at_once = MOST_WOKEN - self._at_once, 0
         try:
             self._go_on()
         finally:
             if self._queue and not self._scheduled:
-                self._loop.call_soon(self._next)
+                self._loop.call_soon(self._begin_iteration)
                 self._scheduled = True
 
 

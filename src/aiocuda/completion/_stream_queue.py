@@ -268,7 +268,10 @@ class StreamQueue(Ring):
         self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
         label: str | None,
     ) -> StreamOperation[Any]:  # fmt: skip
-        """Enqueue an operation of a `BoundCall` by `submit`, which records its event."""
+        """Enqueue an operation of a `BoundCall` by `submit`, because the stream has an obstacle or is full.
+
+        ``call(values)`` is the driver call without the record of the event: `submit` records it.
+        """
         operation: StreamOperation[Any] = new_operation(self, kind, estimate, keep)
         if label is not None:
             operation.own_label = label

@@ -172,16 +172,19 @@ class StagingBuffers:
         if region.locked:
             self._free.append(region)
             return True
-        region.when_locked(lambda: self._grown(region), self._reactor.loop)
+        region.when_locked(lambda: self._take_new_chunk(region), self._reactor.loop)
         return bool(self._free)
 
-    def _grown(self, region: Region) -> None:
-        """A new chunk buffer is locked, or could not be locked."""
+    def _take_new_chunk(self, region: Region) -> None:
+        """Use a new chunk buffer, whose memory is locked now. If it could not be locked, forget it.
+
+        If there is no other one, the waiting copies fail.
+        """
         if region.locked:
             self.return_chunk(region)
             return
         self._made -= 1
-        self.chunks.pop(region, None)  # these may have been closed
+        self.chunks.pop(region, None)  # `close` may have removed it
         if self._made == 0 and region.error is not None:  # else the other buffers suffice, more slowly
             waiting, self._waiting = self._waiting, deque()
             for copy in filter(None, [first() for first in waiting]):

@@ -217,20 +217,28 @@ def advise(
         depth=min(depth, MAX_SLOTS),
         streams=tuple(tuple(plan.names[one] for one in group) for group in groups),
         concurrency={stage.name: many for stage, many in zip(plan.stages, at_once, strict=True) if stage.awaits},
-        period_ms=_period(known, max(known, (path_seconds + consumer) / present), host, times.gil) * 1e3,
+        period_ms=_expected_period(known, max(known, (path_seconds + consumer) / present), host, times.gil) * 1e3,
         why="; ".join(why),
     )
 
 
-def _period(advised: float, present: float, host: HostTimes | None, gil: float) -> float:
-    """Return the time from one result to the next, as far as it is known.
+def _expected_period(advised: float, present: float, host: HostTimes | None, gil: float) -> float:
+    """Return the expected time from one result to the next with the advised settings.
 
-    The stages alone would take these times with the advised and with the present settings. The host may need more, and
-    code that waits for the GIL takes as long as it has taken.
+    Parameters
+    ----------
+    advised, present
+        The time that the stages alone need, with the advised and with the present settings.
+    host
+        Has the measured time with the present settings, in which the host may have needed more; None in virtual time.
+    gil
+        Not 0 if code waits for the GIL: then the advised settings do not change the period.
     """
     if host is None:
         return advised
-    return host.period if gil or not present else host.period * advised / present
+    if gil or not present:
+        return host.period
+    return host.period * advised / present
 
 
 def _concurrency(plan: Plan, times: _Times, steady: bool, keeping: Collection[int]) -> list[int]:

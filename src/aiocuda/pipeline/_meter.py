@@ -310,15 +310,17 @@ class WindowMeter(Meter):
             self._busy_processing.add_items(seconds / at_once, position == self._processing[0])
 
     def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
-        """Count a stage's work on the item with this number, timed by two events."""
+        """Count a stage's work on the item with this number: the time between two events, by the device's clock."""
         milliseconds = start.elapsed_ms(end)
+        begin_ms = self._device_clock_ms(start)
+        end_ms = begin_ms + milliseconds
         self._stage_times[position].append(milliseconds * 1e-3)
-        begin = self._device_clock_ms(start)
-        self._latest_ms = max(self._latest_ms, begin + milliseconds)
-        span = begin * 1e-3, (begin + milliseconds) * 1e-3
-        self._busy[position].add_span(number, span, self.items + 1)
+        self._latest_ms = max(self._latest_ms, end_ms)
+        span = begin_ms * 1e-3, end_ms * 1e-3
+        items_so_far = self.items + 1  # `add_item` counts this one when all its stages are read
+        self._busy[position].add_span(number, span, items_so_far)
         if position in self._processing:
-            self._busy_processing.add_span(number, span, self.items + 1)
+            self._busy_processing.add_span(number, span, items_so_far)
 
     def _device_clock_ms(self, event: Event) -> float:
         """Return the time of the event on the device's clock, in milliseconds."""

@@ -63,7 +63,7 @@ class Plan:
             for position, prerequisites in enumerate(self.prerequisites)
         )
         self.stream_groups = self._stream_groups(streams)
-        self.replayed = self._replayed(replay)
+        self.replayed = self._positions_to_replay(replay)
         self.is_plain = self.is_chain and not self.replayed and all(stage.prepare is None for stage in self.stages)
 
     def _prerequisites(self, position: int) -> tuple[int, ...]:
@@ -112,7 +112,8 @@ class Plan:
         groups += [(position,) for position in range(len(self.stages)) if position not in grouped]
         return sorted(groups)
 
-    def _replayed(self, replay: bool | Iterable[str]) -> frozenset[int]:
+    def _positions_to_replay(self, replay: bool | Iterable[str]) -> frozenset[int]:
+        """Return the positions of the stages that run as graphs. ``replay`` is the argument of the pipeline."""
         if isinstance(replay, bool):
             return frozenset(position for position, stage in enumerate(self.stages) if replay and not stage.awaits)
         if isinstance(replay, str) or not isinstance(replay, Iterable):
