@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.project.tree import ROOT, SOURCE
 
 #: Unit tests, the conformance suite, and what an event loop does differently from version to version.
-TESTS = ("tests/driver", "tests/completion", "tests/test_finish.py")
+TESTS = ("tests/driver", "tests/completion", "tests/test_shutdown.py")
 
 #: What they need beside what aiocuda requires, as `pyproject.toml` names it.
 WANTED = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")

@@ -33,12 +33,12 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
         "tests/driver/cuda/test_driver.py::test_context_of_the_calling_thread_stays",
         "tests/driver/test_conformance.py::TestCudaConformance::test_context_of_the_calling_thread_is_left_alone",
     ),
-    43: ("tests/kernel/test_binding.py::test_a_dtype_mismatch_names_both_types",),
-    44: ("tests/kernel/test_numbers.py::test_an_integer_is_taken_if_its_type_holds_it",),
-    46: ("tests/kernel/test_source.py::test_a_hostile_source_takes_linear_time",),
+    43: ("tests/kernels/test_binding.py::test_a_dtype_mismatch_names_both_types",),
+    44: ("tests/kernels/test_numbers.py::test_an_integer_is_taken_if_its_type_holds_it",),
+    46: ("tests/kernels/test_source.py::test_a_hostile_source_takes_linear_time",),
     48: (
         f"{_COMPILER}no_include_directory_is_an_option",
-        "tests/kernel/test_kernel.py::test_a_kernel_takes_no_options",
+        "tests/kernels/test_kernel.py::test_a_kernel_takes_no_options",
     ),
     49: (
         f"{_COMPILER}an_error_carries_the_compilers_words",

@@ -1,4 +1,4 @@
-"""Functions that may block, on the device's worker threads."""
+"""`LoopState.offload`: functions that may block, on the device's worker threads."""
 
 from __future__ import annotations
 

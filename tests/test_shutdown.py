@@ -1,4 +1,4 @@
-"""What must not stop half-way."""
+"""Awaits that a cancellation does not interrupt, and their time limits."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_concurrent_threads_share_one_compilation() -> None:
 FORKED = """
     import os, sys, threading, types
     sys.path.insert(0, sys.argv[1])
-    from tests.kernel.test_kernel import CountingDriver, saxpy
+    from tests.kernels.test_kernel import CountingDriver, saxpy
 
     kernel = saxpy()
     driver = CountingDriver(gate=threading.Event())

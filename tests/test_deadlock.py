@@ -1,4 +1,4 @@
-"""The record of waits does not outlive an event loop."""
+"""The waits that tasks have declared: a closed event loop keeps none of them."""
 
 from __future__ import annotations
 

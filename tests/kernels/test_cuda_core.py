@@ -22,7 +22,7 @@ from aiocuda.driver.cuda._compiled import plain_name
 from aiocuda.driver.protocol import LoadedKernel
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from aiocuda.testing import SimulatedLoop
-from tests.kernel.test_kernel import CountingDriver, as_driver
+from tests.kernels.test_kernel import CountingDriver, as_driver
 
 pytestmark = pytest.mark.slow  # importing cuda.core takes 0.5 s
 
