@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -30,6 +35,48 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
         config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")
+
+
+@functools.cache
+def _has_driver() -> bool:
+    """True if libcuda can be loaded. It is not initialised: some tests fork first."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _needs_gpu(value: Any) -> bool:
+    return any(mark.name == "gpu" for mark in getattr(value, "marks", ()))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest calls `parametrize` for marks and fixtures
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leave out parameters marked ``gpu`` if there is no NVIDIA driver, since a fifth of all tests would be skipped.
+
+    All remain with ``--require-gpu``, and if ``-m`` names ``gpu``. A test with such parameters only keeps them.
+    """
+    config = metafunc.config
+    if config.getoption("aiocuda_require_gpu") or "gpu" in config.getoption("markexpr", "") or _has_driver():
+        return
+    parametrize = metafunc.parametrize
+
+    def parametrize_without_gpu(
+        argnames: Any,
+        argvalues: Iterable[Any],
+        *,
+        ids: Iterable[Any] | Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        values = list(argvalues)
+        kept = [index for index, value in enumerate(values) if not _needs_gpu(value)] or range(len(values))
+        if ids is not None and not callable(ids):
+            names = list(ids)
+            ids = [names[index] for index in kept] if len(names) == len(values) else names
+        parametrize(argnames, [values[index] for index in kept], ids=ids, **options)
+
+    vars(metafunc)["parametrize"] = parametrize_without_gpu
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

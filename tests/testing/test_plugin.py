@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -258,6 +259,54 @@ def test_soak_tests_of_this_project_run_only_on_request(
             pass
     """
     _run_project(pytester, 0, source, *arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+_DRIVERS = """
+    import pytest
+
+    GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+    @pytest.fixture(params=["host", GPU])
+    def driver(request):
+        return request.param
+
+    def test_fixture(driver):
+        pass
+
+    PAIRS = [("host", 1), pytest.param("cuda", 2, marks=pytest.mark.gpu)]
+
+    @pytest.mark.parametrize(("driver", "count"), PAIRS, ids=["h", "c"])
+    def test_mark(driver, count):
+        pass
+
+    @pytest.mark.parametrize("name", [GPU])
+    def test_gpu_only(name):
+        pass
+"""
+
+_HOST = {"test_fixture[host]", "test_mark[h]", "test_gpu_only[cuda]"}
+_CUDA = {"test_fixture[cuda]", "test_mark[c]"}
+
+
+@pytest.mark.parametrize(
+    ("libcuda", "arguments", "collected"),
+    [(False, (), _HOST), (True, (), _HOST | _CUDA), (False, ("-m", "gpu"), _CUDA | {"test_gpu_only[cuda]"})],
+    ids=["no driver", "driver", "gpu named"],
+)
+def test_parameters_of_this_project_that_need_a_gpu_are_left_out_without_a_driver(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    libcuda: bool,
+    arguments: tuple[str, ...],
+    collected: set[str],
+) -> None:
+    def load(name: str) -> None:
+        if not libcuda:
+            raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    result = _run_project(pytester, 0, _DRIVERS, "--collect-only", "-q", *arguments)
+    assert {line.rpartition("::")[2] for line in result.outlines if "::" in line} == collected
 
 
 @pytest.mark.slow
