@@ -1,4 +1,4 @@
-"""Planted bugs: changes of one module that a test of the project must find."""
+"""Planted bugs: copies of the package with a change that makes it wrong, and the tests that must find each of them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
 
 import aiocuda
 from tests.project.tree import ROOT
 
-__all__ = ["PACKAGE", "PlantedBug", "StaleBugError", "compile_core"]
+__all__ = ["PACKAGE", "Bug", "Change", "StaleBugError", "plant", "planted_tests", "run_python"]
 
 PACKAGE = Path(aiocuda.__file__).parent
 
-
-def compile_core(tree: Path) -> None:
-    """Compile the core of a copy of the package again, if it was changed and ``AIOCUDA_CORE`` asks for that form.
-
-    Otherwise a changed core runs in Python: its extension is older than its source.
-    """
-    if os.environ.get("AIOCUDA_CORE") == "compiled":
-        environment = os.environ | {"PYTHONPATH": str(tree)}
-        subprocess.run([sys.executable, "-m", "aiocuda._core.build"], env=environment, check=True, capture_output=True)
+Test: TypeAlias = Callable[..., None]
 
 
 class StaleBugError(Exception):
     """The lines that a bug changes are not in the source, or not exactly once."""
 
 
+class Change(NamedTuple):
+    """A change of one file of the package."""
+
+    file: str  #: its path in the package
+    before: str
+    after: str
+
+
 @dataclasses.dataclass(frozen=True)
-class PlantedBug:
-    """A change of one module that makes a package wrong. A subclass names the package and its random programs.
+class Bug:
+    """A change of one module that makes its package wrong.
 
     Attributes
     ----------
@@ -46,12 +49,8 @@ class PlantedBug:
     before, after
         The lines, and their replacement.
     test
-        The test that finds it; None for the random programs.
+        The test that finds it; None for the random programs of the package.
     """
-
-    package: ClassVar[str]
-    simulation: ClassVar[str]  #: the module that runs the random programs
-    seeds: ClassVar[int]  #: how many of them must contain one that finds the bug
 
     name: str
     what: str
@@ -60,36 +59,87 @@ class PlantedBug:
     after: str
     test: str | None = None
 
-    def plant(self, tree: Path) -> None:
-        """Copy the library into a directory, with the bug."""
-        copy = tree / PACKAGE.name
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        file = copy / self.package / self.module
-        text = file.read_text(encoding="utf-8")
-        if text.count(self.before) != 1:
-            raise StaleBugError(f"{self.name}: {self.module} has {text.count(self.before)} times:\n{self.before}")
-        file.write_text(text.replace(self.before, self.after), encoding="utf-8")
-        compile_core(tree)
 
-    def found(self, tree: Path) -> subprocess.CompletedProcess[str]:
-        """Run the test on the library in that directory."""
-        if self.test is None:
-            command = ["-m", self.simulation, "--seeds", str(self.seeds)]
+def plant(tree: Path, changes: Iterable[Change]) -> None:
+    """Copy the package into a directory, with changes.
+
+    A core that was changed is compiled again if ``AIOCUDA_CORE`` asks for that form. Otherwise it runs in Python: its
+    extension is older than its source.
+    """
+    package = tree / PACKAGE.name
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*.pyc.*"))  # which an import is writing
+    for change in changes:
+        file = package / change.file
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        count = text.count(change.before)
+        if count != 1:
+            raise StaleBugError(f"{PACKAGE.name}/{change.file} has {count} times:\n\n{change.before}")
+        file.write_text(text.replace(change.before, change.after), encoding="utf-8")
+        # A compiled file of the same size and second would be used in place of the new text.
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            compiled.unlink()
+    if os.environ.get("AIOCUDA_CORE") == "compiled":
+        run_python(tree, "-m", "aiocuda._core.build").check_returncode()
+
+
+def run_python(tree: Path, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python in the root of the project, with the package that is in a directory."""
+    path = os.pathsep.join(filter(None, (str(tree), str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def planted_tests(
+    bugs: Sequence[Bug], *, package: str, simulation: str, seeds: int, programs: int, soak: int
+) -> tuple[Test, Test]:
+    """Return the two tests of a package: each bug is found, and random programs break no rule of the unchanged package.
+
+    The programs run in a process of their own: they collect garbage, and the objects of other tests would make that
+    slow.
+
+    Parameters
+    ----------
+    bugs
+    package
+        In which their modules are.
+    simulation
+        The module that runs the random programs.
+    seeds
+        The number of programs that must contain one that finds a bug.
+    programs, soak
+        The number of programs in each run of the tests, and in the soak. If it is less than ``seeds``, all seeds run
+        in the heavy tests.
+    """
+
+    @pytest.mark.heavy
+    @pytest.mark.slow
+    @pytest.mark.parametrize("bug", bugs, ids=lambda bug: bug.name)
+    def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
+        plant(tmp_path, [Change(f"{package}/{bug.module}", bug.before, bug.after)])
+        if bug.test is None:
+            command, report = ["-m", simulation, "--seeds", str(seeds)], "seed "
         else:
-            command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]
-        return subprocess.run(
-            [sys.executable, *command],
-            env=os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    def check_found(self, tree: Path) -> None:
-        """Plant the bug, run its test, and fail unless the test finds it."""
-        self.plant(tree)
-        ended = self.found(tree)
+            command, report = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.test], "1 failed"
+        ended = run_python(tmp_path, *command, seconds=300)
         assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
-        assert "seed " in ended.stdout if self.test is None else "1 failed" in ended.stdout, ended.stdout[-3000:]
+        assert report in ended.stdout, ended.stdout[-3000:]
+
+    numbers: list[Any] = [programs, pytest.param(soak, marks=pytest.mark.soak)]
+    if programs < seeds:
+        numbers.insert(1, pytest.param(seeds, marks=pytest.mark.heavy))
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(3600)
+    @pytest.mark.parametrize("programs", numbers)
+    def test_random_programs_break_no_rule(programs: int) -> None:
+        ended = run_python(PACKAGE.parent, "-m", simulation, "--seeds", str(programs))
+        assert ended.stdout == f"{programs} programs, no violation\n", ended.stdout[-3000:] + ended.stderr[-3000:]
+
+    return test_planted_bug_is_found, test_random_programs_break_no_rule

@@ -1,21 +1,15 @@
-"""Random programs that look for broken rules: what those of the loader and of the batcher share."""
+"""Random programs that look for broken rules: what the modules `simulation` of four packages share."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
-import aiocuda
 from aiocuda.testing import SimulatedLoop
-from tests.project.tree import ROOT
 
-__all__ = ["Violation", "check", "command", "run_in_virtual_time", "run_programs"]
+__all__ = ["Violation", "check", "command", "run_in_virtual_time"]
 
 
 class Violation(AssertionError):  # noqa: N818 - it is the finding of a run
@@ -70,16 +64,3 @@ def command(run: Callable[[int], None], module: str, description: str, arguments
             return 1
     print(f"{options.seeds} programs, no violation")  # noqa: T201 - a command
     return 0
-
-
-def run_programs(module: str, programs: int) -> None:
-    """Run random programs of a module, in a process of their own, and fail if one of them breaks a rule.
-
-    They collect garbage, and the objects of other tests would make that slow.
-    """
-    path = os.pathsep.join((str(Path(aiocuda.__file__).parent.parent), str(ROOT)))
-    ended = subprocess.run(
-        [sys.executable, "-m", module, "--seeds", str(programs)], cwd=ROOT, capture_output=True, text=True,
-        check=False, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
-    assert ended.stdout == f"{programs} programs, no violation\n", ended.stdout[-3000:] + ended.stderr[-3000:]

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from tests.planting import Bug
 
-from tests.planting import PlantedBug
-
-__all__ = ["BUGS", "Bug"]
-
-
-class Bug(PlantedBug):
-    """A bug of the cluster."""
-
-    package: ClassVar[str] = "cluster"
-    simulation: ClassVar[str] = "tests.cluster.simulation"
-    seeds: ClassVar[int] = 800
-
+__all__ = ["BUGS"]
 
 BUGS = [
     Bug(

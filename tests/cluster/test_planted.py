@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.cluster.planted import BUGS
+from tests.planting import planted_tests
 
-import pytest
-
-from tests.cluster.planted import BUGS, Bug
-from tests.random_programs import run_programs
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
-    bug.check_found(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("programs", [300, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_random_programs_break_no_rule(programs: int) -> None:
-    run_programs(Bug.simulation, programs)
+test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
+    BUGS, package="cluster", simulation="tests.cluster.simulation", seeds=800, programs=300, soak=10_000
+)

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from tests.planting import Bug
 
-from tests.planting import PlantedBug
-
-__all__ = ["BUGS", "Bug"]
-
-
-class Bug(PlantedBug):
-    """A bug of the data loader."""
-
-    package: ClassVar[str] = "data"
-    simulation: ClassVar[str] = "tests.data.simulation"
-    seeds: ClassVar[int] = 400
-
+__all__ = ["BUGS"]
 
 BUGS = [
     Bug(

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
+from tests.planting import Bug
 
-from tests.planting import PlantedBug
-
-__all__ = ["BUGS", "Bug"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Bug(PlantedBug):
-    """A bug in `Scope`."""
-
-    package: ClassVar[str] = "_base"
-    simulation: ClassVar[str] = "tests.lives.simulation"
-    seeds: ClassVar[int] = 1000
-
+__all__ = ["BUGS"]
 
 BUGS = [
     Bug(

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.lives.planted import BUGS
+from tests.planting import planted_tests
 
-import pytest
-
-from tests.lives.planted import BUGS, Bug
-from tests.random_programs import run_programs
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
-    bug.check_found(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "programs",
-    [
-        30,
-        pytest.param(Bug.seeds, marks=pytest.mark.heavy),
-        pytest.param(10_000, marks=pytest.mark.soak),
-    ],
+test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
+    BUGS, package="_base", simulation="tests.lives.simulation", seeds=1000, programs=30, soak=10_000
 )
-def test_random_programs_break_no_rule(programs: int) -> None:
-    run_programs(Bug.simulation, programs)

@@ -9,26 +9,27 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants.mutant import MUTANTS, Mutant, StalePatchError, Verdict, simulate
+from tests.mutants.mutant import MUTANTS, Mutant, Verdict, simulate
 from tests.mutants.table import HEAD, PAGE, table
+from tests.planting import StaleBugError
 
 #: If no seed below this finds a mutant, the bug is harmless, or the programs or the invariants are too weak.
 MOST_SEEDS = 3_000
 
 
-def search(mutant: Mutant) -> Verdict | StalePatchError:
+def search(mutant: Mutant) -> Verdict | StaleBugError:
     """Run the mutant from seed 0 on."""
     with tempfile.TemporaryDirectory() as tree:
         try:
             mutant.plant(Path(tree))
-        except StalePatchError as error:
+        except StaleBugError as error:
             return error
         return simulate(Path(tree), 0, MOST_SEEDS, seconds=1_800)
 
 
-def write_seed(mutant: Mutant, found: Verdict | StalePatchError) -> bool:
+def write_seed(mutant: Mutant, found: Verdict | StaleBugError) -> bool:
     """Write the seed into the patch; print the reason and return False if that is not possible."""
-    if isinstance(found, StalePatchError):
+    if isinstance(found, StaleBugError):
         print(found)  # noqa: T201 - a command
         return False
     if found.seed is None or found.violated not in mutant.expected:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import aiocuda
-from tests.planting import compile_core
-from tests.project.tree import ROOT
+from tests.planting import Change, StaleBugError, plant, run_python
 
-__all__ = ["MUTANTS", "Mutant", "StalePatchError", "Verdict", "simulate"]
+__all__ = ["MUTANTS", "Mutant", "Verdict", "simulate"]
 
 HERE = Path(__file__).parent
-PACKAGE = Path(aiocuda.__file__).parent
 
 #: A mutant is run from this many seeds before the first seed that is known to find it.
 SEEDS_BEFORE = 2
@@ -31,10 +26,6 @@ MOST_ADDED = 200
 HEADER = re.compile(r"\A# (?P<bug>.+)\n# (?P<expected>(?:[VP]\d+ )+)by seed (?P<seed>\d+)\n")
 
 HUNK = re.compile(r"^@@ .*\n((?:[ +-].*\n|\n)+)", re.MULTILINE)
-
-
-class StalePatchError(Exception):
-    """The lines that a patch changes are not in the source, or not exactly once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,49 +89,39 @@ class Mutant:
         """The number of seeds that the test runs."""
         return SEEDS + min(self.seed, MOST_ADDED)
 
-    def plant(self, tree: Path) -> None:
-        """Copy the package into a directory and apply the patch there. Its lines are found by their text.
-
-        Raises
-        ------
-        StalePatchError
-            A hunk does not match exactly one place.
-        """
-        package = tree / PACKAGE.name
-        shutil.copytree(PACKAGE, package)
+    def changes(self) -> Iterator[Change]:
+        """Yield the hunks. Their lines are found by their text, and not by their numbers."""
         for part in re.split(r"^(?=--- a/)", self.path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-            file = package / part.split("\n", 1)[0].removeprefix("--- a/src/aiocuda/")
-            text = file.read_text(encoding="utf-8") if file.exists() else ""
+            file = part.split("\n", 1)[0].removeprefix("--- a/src/aiocuda/")
             for hunk in HUNK.findall(part):
                 lines = hunk.splitlines(keepends=True)
                 before = "".join(line[1:] or "\n" for line in lines if line[0] in " -\n")
                 after = "".join(line[1:] or "\n" for line in lines if line[0] in " +\n")
-                if text.count(before) != 1:
-                    raise StalePatchError(
-                        f"{self.path.name} no longer applies: {file.relative_to(tree)} has {text.count(before)} times:"
-                        f"\n\n{before}\nPlant the same bug in src by hand, write the output of `git diff src` below "
-                        f"the two comment lines of {self.path}, and revert src; then `python -m tests.mutants "
-                        f"{self.name}` finds the first seed"
-                    )
-                text = text.replace(before, after)
-            file.write_text(text, encoding="utf-8")
-            # A compiled file of the same size and second would be used in place of the new text.
-            for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
-                compiled.unlink()
-        compile_core(tree)
+                yield Change(file, before, after)
+
+    def plant(self, tree: Path) -> None:
+        """Copy the package into a directory and apply the patch there.
+
+        Raises
+        ------
+        StaleBugError
+            A hunk does not match exactly one place.
+        """
+        try:
+            plant(tree, self.changes())
+        except StaleBugError as error:
+            raise StaleBugError(
+                f"{self.path.name} no longer applies: {error}\nPlant the same bug in src by hand, write the output of "
+                f"`git diff src` below the two comment lines of {self.path}, and revert src; then `python -m "
+                f"tests.mutants {self.name}` finds the first seed"
+            ) from None
 
 
 def simulate(tree: Path, first: int, seeds: int, *, seconds: float = 60.0) -> Verdict:
-    """Run ``python -m tests.simulation`` with the package that is in a directory.
-
-    The directory comes first on the path, so that `tests.simulation` imports the mutated copy.
-    """
-    command = [sys.executable, "-m", "tests.simulation", "--first", str(first), "--seeds", str(seeds)]
-    path = os.pathsep.join(filter(None, [str(tree), str(ROOT), os.environ.get("PYTHONPATH")]))
+    """Run ``python -m tests.simulation`` with the package that is in a directory."""
+    command = ["-m", "tests.simulation", "--first", str(first), "--seeds", str(seeds)]
     try:
-        done = subprocess.run(
-            command, cwd=tree, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=seconds
-        )
+        done = run_python(tree, *command, seconds=seconds)
     except subprocess.TimeoutExpired:
         return Verdict(-1, f"the simulator did not end within {seconds:g} s, from seed {first} on")
     return Verdict(done.returncode, done.stdout + done.stderr)

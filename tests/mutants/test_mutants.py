@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import MUTANTS, Mutant, StalePatchError, Verdict, simulate
+from tests.mutants.mutant import MUTANTS, Mutant, Verdict, simulate
 from tests.mutants.table import PAGE, table
+from tests.planting import StaleBugError
 from tests.simulation.test_command import PROGRAMS
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def verdicts(
 @pytest.mark.heavy
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_planted_bug_is_found(mutant: Mutant, verdicts: dict[str, Future[Verdict]]) -> None:
-    verdict = verdicts[mutant.name].result()  # raises StalePatchError if the patch does not apply
+    verdict = verdicts[mutant.name].result()  # raises StaleBugError if the patch does not apply
     assert verdict.code == 1, (
         f"no seed from {mutant.first} on finds it. After a change of the library other seeds may find it: "
         f"`python -m tests.mutants {mutant.name}` searches for the first one\n{verdict.output}"
@@ -62,9 +63,7 @@ def test_patch_that_does_not_apply_is_reported(tmp_path: Path) -> None:
         "--- a/src/aiocuda/event.py\n+++ b/src/aiocuda/event.py\n@@ -1,1 +1,1 @@\n-never was\n+is\n",
         encoding="utf-8",
     )
-    with pytest.raises(
-        StalePatchError, match=r"(?s)old\.patch.*aiocuda/event\.py has 0 times.*never was.*git diff src"
-    ):
+    with pytest.raises(StaleBugError, match=r"(?s)old\.patch.*aiocuda/event\.py has 0 times.*never was.*git diff src"):
         Mutant.read(patch).plant(tmp_path / "tree")
 
 

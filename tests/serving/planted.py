@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from tests.planting import Bug
 
-from tests.planting import PlantedBug
-
-__all__ = ["BUGS", "Bug"]
-
-
-class Bug(PlantedBug):
-    """A bug of the batcher."""
-
-    package: ClassVar[str] = "serving"
-    simulation: ClassVar[str] = "tests.serving.simulation"
-    seeds: ClassVar[int] = 400
-
+__all__ = ["BUGS"]
 
 BUGS = [
     Bug(

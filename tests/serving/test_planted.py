@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.planting import planted_tests
+from tests.serving.planted import BUGS
 
-import pytest
-
-from tests.random_programs import run_programs
-from tests.serving.planted import BUGS, Bug
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
-    bug.check_found(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("programs", [1000, pytest.param(100_000, marks=pytest.mark.soak)])
-def test_random_programs_break_no_rule(programs: int) -> None:
-    run_programs(Bug.simulation, programs)
+test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
+    BUGS, package="serving", simulation="tests.serving.simulation", seeds=400, programs=1000, soak=100_000
+)
