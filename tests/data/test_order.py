@@ -1,8 +1,9 @@
-"""The order of samples: permutations, windows, ranks. Checked against orders that are computed without arithmetic."""
+"""The order of samples: permutations, windows, ranks, resumes. Checked against orders computed without arithmetic."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import subprocess
 import sys
@@ -14,8 +15,18 @@ import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.data import Shuffle
+from aiocuda.data._options import LoaderOptions
 from aiocuda.data._order import Order, Permutation, Positions, WindowShuffle
-from aiocuda.data._sources import IndexFeed
+from aiocuda.data._progress import Progress
+from aiocuda.data._sources import BatchPlan, IndexFeed
+from aiocuda.data._state import LoaderState
+
+pytest.importorskip("hypothesis")  # a GPU machine may not have it
+
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+QUICK = settings(max_examples=50, deadline=None)
 
 
 def permuted(length: int, seed: int = 0, epoch: int = 0) -> list[int]:
@@ -23,9 +34,16 @@ def permuted(length: int, seed: int = 0, epoch: int = 0) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 63, 64, 65, 1000, 4096, 100_003])
-def test_each_index_comes_once(length: int) -> None:
-    assert sorted(permuted(length, seed=length)) == list(range(length))
+@QUICK
+@given(length=st.integers(1, 5000), seed=st.integers(), epoch=st.integers(0, 2**40))
+@example(length=1, seed=0, epoch=0)
+@example(length=63, seed=63, epoch=0)
+@example(length=64, seed=64, epoch=0)
+@example(length=65, seed=65, epoch=0)
+@example(length=4096, seed=4096, epoch=0)
+@example(length=100_003, seed=100_003, epoch=0)
+def test_each_index_comes_once(length: int, seed: int, epoch: int) -> None:
+    assert sorted(permuted(length, seed, epoch)) == list(range(length))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -87,14 +105,19 @@ PERMUTATION = [11, 5, 7, 9, 3, 1, 8, 10, 0, 2, 4, 6]
 WINDOW = [0, 1, 3, 5, 6, 2, 8, 9, 4, 7, 11, 10]
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 100])
-def test_a_window_yields_each_item_once_and_none_too_early(window: int) -> None:
-    shuffled = WindowShuffle(window, Shuffle(3, window), 1)
-    order = [item for number in range(50) for item in shuffled.add(number)] + shuffled.end()
-    assert sorted(order) == list(range(50))
+@QUICK
+@given(window=st.integers(1, 100), length=st.integers(0, 200), seed=st.integers(), epoch=st.integers(0, 2**40))
+@example(window=1, length=50, seed=3, epoch=1)
+@example(window=100, length=50, seed=3, epoch=1)
+def test_a_window_yields_each_item_once_and_none_too_early(window: int, length: int, seed: int, epoch: int) -> None:
+    shuffled = WindowShuffle(window, Shuffle(seed, window), epoch)
+    order = [item for number in range(length) for item in shuffled.add(number)]
+    assert len(order) == max(0, length - window)
+    order += shuffled.end()
+    assert sorted(order) == list(range(length))
     assert all(item <= place + window for place, item in enumerate(order))
     if window == 1:
-        assert order == list(range(50))
+        assert order == list(range(length))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +143,22 @@ def batches(length: int, batch_size: int, drop_last: bool, rank: int, world: int
     return [positions.samples(step.begin, step.end - step.begin).tolist() for step in steps]
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 5, 12, 13, 29])
-@pytest.mark.parametrize("batch_size", [1, 3, 4])
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
-@pytest.mark.parametrize("drop_last", [True, False])
+LENGTHS, BATCH_SIZES, WORLDS = st.integers(0, 60), st.integers(1, 8), st.integers(1, 8)
+
+
+def check_rest(order: list[int], start: int, length: int, world: int) -> None:
+    """The samples from a position on, then fewer than ``world`` of those at the start of the epoch."""
+    assert order == [place % length for place in range(start, start + len(order))]
+    assert length - start <= len(order) < length - start + world
+
+
+@QUICK
+@given(length=LENGTHS, batch_size=BATCH_SIZES, world=WORLDS, drop_last=st.booleans())
+@example(length=0, batch_size=3, world=2, drop_last=False)
+@example(length=1, batch_size=1, world=8, drop_last=False)  # all other ranks repeat the same sample
+@example(length=5, batch_size=4, world=8, drop_last=True)  # no batch
+@example(length=12, batch_size=3, world=2, drop_last=False)  # nothing is repeated
+@example(length=29, batch_size=4, world=3, drop_last=True)
 def test_ranks_share_the_order_and_have_equally_many_batches(
     length: int, batch_size: int, world: int, drop_last: bool
 ) -> None:
@@ -137,20 +172,69 @@ def test_ranks_share_the_order_and_have_equally_many_batches(
     if drop_last:
         assert order == list(range(length // (batch_size * world) * batch_size * world))
     else:
-        assert order[:length] == list(range(length))
-        assert order[length:] == [place % length for place in range(len(order) - length)]
-        assert len(order) - length < world
+        check_rest(order, 0, length, world)
 
 
-@pytest.mark.parametrize("before", [1, 2, 3])
-@pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_another_world_size_goes_on_at_the_position(before: int, after: int) -> None:
-    length, size = 41, 3
-    done = [row for rank in range(before) for batch in batches(length, size, False, rank, before)[:2] for row in batch]
-    start = Positions(length, Order(size, False, (0, before), None, 0, 0, 0)).step(1).position
-    rest = [row for rank in range(after) for batch in batches(length, size, False, rank, after, start) for row in batch]
-    assert sorted(done) == list(range(start))
-    assert set(rest) - set(range(after)) == set(range(start, length)) - set(range(after))
+@QUICK
+@given(length=LENGTHS, batch_size=BATCH_SIZES, before=WORLDS, after=WORLDS, done=st.integers(1, 4))
+@example(length=41, batch_size=3, before=1, after=1, done=2)
+@example(length=41, batch_size=3, before=3, after=5, done=2)
+@example(length=41, batch_size=3, before=2, after=8, done=7)  # all were delivered
+def test_another_world_size_goes_on_at_the_position(
+    length: int, batch_size: int, before: int, after: int, done: int
+) -> None:
+    ranks = [batches(length, batch_size, False, rank, before)[:done] for rank in range(before)]
+    assume(len(ranks[0]) == done)
+    start = Positions(length, Order(batch_size, False, (0, before), None, 0, 0, 0)).step(done - 1).position
+    delivered = sorted(row for rank in ranks for batch in rank for row in batch)
+    assert sorted(set(delivered)) == list(range(start))
+    rest = [batches(length, batch_size, False, rank, after, start) for rank in range(after)]
+    check_rest(
+        [row for step in zip(*rest, strict=True) for rows in zip(*step, strict=True) for row in rows],
+        start,
+        length,
+        after,
+    )
+
+
+def options(length: int, batch_size: int, shuffle: Shuffle | None) -> LoaderOptions:
+    return LoaderOptions.checked(
+        range(length), None, None, None, shuffle, (0, 1), batch_size=batch_size, drop_last=False, workers=0,
+        executor="thread", ordered=False, prefetch=1, on_error="raise", timeout=None, restarts=0,
+    )  # fmt: skip
+
+
+def plans(length: int, order: Order) -> dict[int, BatchPlan]:
+    return {plan.number: plan for plan in iter(IndexFeed(length, order).next_plan, None)}
+
+
+@QUICK
+@given(
+    length=st.integers(0, 42),
+    batch_size=st.integers(3, 8),
+    shuffle=st.none() | st.builds(Shuffle, st.integers()),
+    delivered=st.permutations(range(14)),
+    count=st.integers(0, 14),
+)
+@example(length=42, batch_size=3, shuffle=None, delivered=list(range(14)), count=5)  # in order
+@example(length=42, batch_size=3, shuffle=None, delivered=list(range(13, -1, -1)), count=13)  # all but the first
+@example(length=42, batch_size=3, shuffle=Shuffle(1), delivered=list(range(14)), count=14)
+def test_the_batches_that_were_not_delivered_come_after_a_resume(
+    length: int, batch_size: int, shuffle: Shuffle | None, delivered: list[int], count: int
+) -> None:
+    chosen = options(length, batch_size, shuffle)
+    progress = Progress(chosen)
+    order, left_out = progress.begin(None)
+    assert not left_out
+    planned = plans(length, order)
+    done = [number for number in delivered if number in planned][:count]
+    for number in done:
+        progress.delivered(number, planned[number].end)
+    resumed = Progress(chosen)
+    resumed.load(LoaderState.of(json.loads(json.dumps(progress.state().to_dict()))))
+    order, left_out = resumed.begin(None)
+    rest = {number: plan for number, plan in plans(length, order).items() if number not in left_out}
+    assert rest == {number: plan for number, plan in planned.items() if number not in done}
 
 
 @pytest.mark.parametrize("shuffle", [None, Shuffle(1)])
