@@ -1,4 +1,4 @@
-"""Buffers as arrays: views, what they refuse, their attributes."""
+"""Buffers as arrays: views, what they refuse, their attributes. `test_views.py` compares views with NumPy's."""
 
 from __future__ import annotations
 
@@ -14,45 +14,26 @@ from aiocuda import Device, DeviceBuffer, InvalidArgumentError, InvalidTypeError
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        3,
-        -1,
-        np.int64(2),
-        slice(None),
-        slice(1, 3),
-        slice(-2, None),
-        slice(5, 2),
-        slice(2, 2),
-        slice(None, 100),
-        Ellipsis,
-        (),
-        (1,),
-        (1, 2),
-        (1, 2, 3),
-        (1, slice(1, 3)),
-        (slice(1, 3), slice(None)),
-        (slice(1, 2), slice(2, 5)),
-        (Ellipsis,),
-        (0, Ellipsis),
-        (0, 1, slice(2, 6)),
-        (slice(0, 1), slice(1, 2), slice(2, 5)),
-        (slice(2, 2), slice(1, 3)),
-        (slice(1, 3), slice(2, 2)),
-    ],
-    ids=str,
-)
-async def test_slice_is_numpys_view(stream: Stream, index: Any) -> None:
+async def test_slice_is_numpys_view(stream: Stream) -> None:
+    """On each driver. `test_views.py` has more indices."""
     given = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
     buffer = await stream.upload(given)
-    part = buffer[index]
-    assert isinstance(part, DeviceBuffer)
-    assert part.shape == given[index].shape
-    assert np.array_equal(await stream.download(part), given[index])
-    await stream.fill(part, -1)
-    given[index] = -1
-    assert np.array_equal(await stream.download(buffer), given)
+    indices: tuple[Any, ...] = (
+        3,
+        slice(1, 3),
+        (1, slice(1, 3)),
+        (1, 2, slice(1, 3)),
+        (1, 2, 3),
+        (slice(2, 2), slice(1, 3)),
+    )
+    for value, index in enumerate(indices, 1000):
+        part = buffer[index]
+        assert isinstance(part, DeviceBuffer)
+        assert part.shape == given[index].shape
+        assert np.array_equal(await stream.download(part), given[index])
+        await stream.fill(part, value)
+        given[index] = value
+        assert np.array_equal(await stream.download(buffer), given)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +70,6 @@ async def test_view_of_a_view(stream: Stream) -> None:
     assert part.address == buffer.address + 80
 
 
-@pytest.mark.parametrize(
-    "shape", [(6, 4), (24,), 24, (2, 3, 4), (-1,), -1, (2, -1), (1, 24, 1), (np.int64(6), 4)], ids=str
-)
-async def test_reshape(stream: Stream, shape: Any) -> None:
-    given = np.arange(24, dtype=np.int32).reshape(4, 6)
-    buffer = await stream.upload(given)
-    other = buffer.reshape(shape)
-    assert other.shape == given.reshape(shape).shape
-    assert np.array_equal(await stream.download(other), given.reshape(shape))
-    assert all(type(extent) is int for extent in other.shape)
-
-
 async def test_reshape_by_several_arguments(stream: Stream) -> None:
     assert stream.empty((4, 6)).reshape(2, 12).shape == (2, 12)
     assert stream.empty((0, 6)).reshape(3, 0).shape == (3, 0)
@@ -119,13 +88,11 @@ async def test_reshape_to_what_is_no_shape(stream: Stream, shape: Any) -> None:
         stream.empty(24).reshape(shape)
 
 
-async def test_view_as_another_dtype(stream: Stream) -> None:
+async def test_view_as_another_dtype_and_shape(stream: Stream) -> None:
     given = np.arange(12, dtype=np.float32).reshape(3, 4)
     buffer = await stream.upload(given)
-    for dtype in (np.uint8, np.int32, np.complex64, np.float64):
-        view = buffer.view(dtype)
-        assert (view.shape, view.dtype) == (given.view(dtype).shape, np.dtype(dtype))
-        assert np.array_equal(await stream.download(view), given.view(dtype))
+    view = buffer.view(np.complex64).reshape((-1, 3))
+    assert np.array_equal(await stream.download(view), given.view(np.complex64).reshape(-1, 3))
 
 
 async def test_view_that_does_not_come_out_even(stream: Stream) -> None:
