@@ -7,10 +7,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-__all__ = ["Admission", "BatchTimes"]
+from .._base._average import Average
 
-#: The share of the newest batch in the mean, and of the newest deviation in the mean deviation (RFC 6298).
-SHARE, DEVIATION_SHARE = 1 / 8, 1 / 4
+__all__ = ["Admission", "BatchTimes"]
 
 #: A batch counts as at most so many times the average: one slow batch, for example while another process used the
 #: device, must not make the predictions useless. Several slow ones raise the average.
@@ -26,31 +25,31 @@ COARSEST_CLOCK = 0.001
 PROBE_AFTER = 1.0
 
 
-class _Average:
-    """A moving average of seconds, and of the deviations from it. Jacobson, Congestion Avoidance and Control, 1988."""
+class _BucketTimes(Average):
+    """The seconds of the batches of one bucket."""
 
-    __slots__ = ("calls", "deviation", "is_stale", "last", "mean")
+    __slots__ = ("calls", "is_stale", "last")
 
     def __init__(self) -> None:
+        super().__init__(0.0)
         self.calls = 0
         self.is_stale = True  # the next call replaces the average
-        self.mean = self.deviation = self.last = 0.0
+        self.last = 0.0
 
     def restart(self) -> None:
         """Let the next call replace the average."""
         self.is_stale = True
 
-    def add(self, seconds: float) -> None:
+    def add(self, value: float) -> None:
+        """Add the time of a batch."""
         self.calls += 1
-        self.last = seconds
+        self.last = value
         if self.calls == 1:
             return  # it contains a compilation, or the first use of a library
         if self.is_stale:
-            self.mean, self.deviation, self.is_stale = seconds, 0.0, False
-            return
-        seconds = min(seconds, MOST_OF_AVERAGE * max(self.mean, COARSEST_CLOCK))
-        self.deviation += DEVIATION_SHARE * (abs(seconds - self.mean) - self.deviation)
-        self.mean += SHARE * (seconds - self.mean)
+            self.mean, self.deviation, self.is_stale = value, 0.0, False
+        else:
+            super().add(min(value, MOST_OF_AVERAGE * max(self.mean, COARSEST_CLOCK)))
 
     @property
     def predicted(self) -> float | None:
@@ -68,21 +67,16 @@ class BatchTimes:
         Weights to which batches are padded; None for powers of two.
     places
         The number of batches that run at a time.
-
-    Attributes
-    ----------
-    weight : float
-        The average weight of the recent batches; 0 before the first.
     """
 
     def __init__(self, limit: int, buckets: Sequence[int] | None, places: int) -> None:
-        self.weight = 0.0
+        self._weights = Average(0.0)
         self._limit = limit
         self._buckets = buckets
         self._places = places
-        self._averages: defaultdict[int, _Average] = defaultdict(_Average)
-        self._requests = 0.0  # moving sums of the same batches, for the rate
-        self._seconds = 0.0
+        self._averages: defaultdict[int, _BucketTimes] = defaultdict(_BucketTimes)
+        self._requests = Average(0.0)  # of the same batches as the seconds, for the rate
+        self._seconds = Average(0.0)
 
     def bucket(self, weight: int) -> int:
         """Return the bucket of a batch: batches of similar weight have the same."""
@@ -94,10 +88,10 @@ class BatchTimes:
         """Add the time of a batch that has succeeded."""
         average = self._averages[self.bucket(weight)]
         average.add(seconds)
-        self.weight += SHARE * (weight - self.weight)
+        self._weights.add(weight)
         if average.calls > 1:
-            self._requests += SHARE * (requests - self._requests)
-            self._seconds += SHARE * (seconds - self._seconds)
+            self._requests.add(requests)
+            self._seconds.add(seconds)
 
     def predicted(self, weight: int) -> float | None:
         """Return the seconds that a batch of this weight will take, as far as they are known; else None.
@@ -124,9 +118,15 @@ class BatchTimes:
     @property
     def rate(self) -> float:
         """Requests per second that all places together serve. Greater than 0, also before the first batch."""
-        if self._requests <= 0.0:
+        requests, seconds = self._requests.mean, self._seconds.mean
+        if requests <= 0.0:
             return self._limit * self._places / UNMEASURED
-        return self._requests * self._places / (self._seconds or COARSEST_CLOCK)
+        return requests * self._places / (seconds or COARSEST_CLOCK)
+
+    @property
+    def weight(self) -> float:
+        """The average weight of the recent batches; 0 before the first."""
+        return self._weights.mean
 
 
 class Admission:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from .._base._percentiles import mean_p50_p99
 from ._admission import BatchTimes
 from ._requests import Request
 
@@ -105,7 +106,7 @@ class BatcherMeter:
     def snapshot(self, accepted: int, queued: int, running: int, times: BatchTimes) -> BatcherStatistics:
         """Return the statistics."""
         batches = self._sizes.total()
-        waits = sorted(self._waits) or [0.0]
+        _, wait_p50, wait_p99 = mean_p50_p99(self._waits)
         by_bucket = times.by_bucket
         return BatcherStatistics(
             accepted=accepted,
@@ -120,8 +121,8 @@ class BatcherMeter:
             overloaded=self.overloaded,
             refused=self.refused,
             missed_deadlines=self.missed_deadlines,
-            wait_p50_s=waits[len(waits) // 2],
-            wait_p99_s=waits[len(waits) * 99 // 100],
+            wait_p50_s=wait_p50,
+            wait_p99_s=wait_p99,
             predicted_s={bucket: predicted for bucket, (predicted, _) in by_bucket.items()},
             actual_s={bucket: last for bucket, (_, last) in by_bucket.items()},
             rate=times.rate,
