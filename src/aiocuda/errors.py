@@ -25,6 +25,7 @@
           ├── NoEventLoopError                  asyncio's event loop is not running
           ├── DeadlineError (TimeoutError)      the deadline of a request has passed, or would pass
           ├── ReplicaLostError                  the replica was lost while it ran the call
+          ├── WorkerLostError                   a worker process of a data loader has ended
           ├── DriverNotAvailableError           no GPU, no driver or no package for it
           └── DriverError                       any other error code of the driver
 
@@ -43,7 +44,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-# Without `DeadlineError` and `ReplicaLostError`, which `aiocuda.serving` and `aiocuda.cluster` export.
+# Without `DeadlineError`, `ReplicaLostError` and `WorkerLostError`, which `aiocuda.serving`, `aiocuda.cluster` and
+# `aiocuda.data` export.
 __all__ = [
     "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
     "CompilerNotFoundError", "CycleError", "DeadlockError", "DeviceFault", "DeviceOutOfMemory", "DrainTimeoutWarning",
@@ -316,3 +318,16 @@ class ReplicaLostError(AiocudaError, RuntimeError):
     replica: int | None  #: index of the replica; None if there is none to run the call
     epoch: int | None  #: the epoch that was lost
     reason: str  #: why it was lost
+
+
+class WorkerLostError(AiocudaError, RuntimeError):
+    """A worker process of a data loader has ended, and the loader may start no more processes in its place.
+
+    The sample may have made it end: a decoder that crashes or takes too much memory. ``restarts=`` of the loader is the
+    number of processes that it starts in place of lost ones.
+
+    A function ``on_error=`` gets this error for a sample that has ended two processes, and is skipped.
+    """
+
+    index: int | None  #: the index of the sample that the process was decoding; None if it was decoding none
+    exit_code: int | None  #: the exit code of the process; negative for a signal, None if unknown

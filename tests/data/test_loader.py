@@ -27,7 +27,7 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.data import Batch, DataLoader, Shuffle, _slots
+from aiocuda.data import Batch, DataLoader, Shuffle, _upload
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
 from aiocuda.memory._pinned import pinned_block_of
@@ -120,7 +120,7 @@ async def test_a_slot_that_is_page_locked_at_once_changes_no_order(
             assert locked.wait(PATIENCE)
         return block
 
-    monkeypatch.setattr(_slots, "pinned_block_of", asked)
+    monkeypatch.setattr(_upload, "pinned_block_of", asked)
     async with DataLoader(device, range(20), fields=FIELDS, decode=write, batch_size=2, prefetch=6) as loader:
         assert [batch.indices async for batch in loader] == [(at, at + 1) for at in range(0, 20, 2)]
 

@@ -16,10 +16,8 @@ import pytest
 from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.data import Shuffle
 from aiocuda.data._options import LoaderOptions
-from aiocuda.data._order import Order, Permutation, Positions, WindowShuffle
-from aiocuda.data._progress import Progress
-from aiocuda.data._sources import BatchPlan, IndexFeed
-from aiocuda.data._state import LoaderState
+from aiocuda.data._sources import BatchPlan, IndexFeed, Order, Permutation, Positions, WindowShuffle
+from aiocuda.data._state import LoaderState, Progress
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 
@@ -84,7 +82,7 @@ def test_one_index_needs_no_memory_for_the_others() -> None:
 
 def test_the_order_is_the_same_in_every_process() -> None:
     program = (
-        "import numpy as np; from aiocuda.data._order import *; "
+        "import numpy as np; from aiocuda.data._sources import *; "
         "print(Permutation(20, Shuffle(7), 3).indices(np.arange(20, dtype=np.uint64)).tolist())"
     )
     ended = subprocess.run(

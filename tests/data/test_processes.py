@@ -29,8 +29,7 @@ from aiocuda import Device, InvalidArgumentError, InvalidTypeError
 from aiocuda._processes._main_guard import _guarded_lines
 from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError, _epoch
 from aiocuda.data._fields import Layout
-from aiocuda.data._shared_memory import SharedFile, available_bytes
-from aiocuda.data._sharing import SharedSlots
+from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
 from aiocuda.errors import DriverError
 from tests.data.samples import (
     FIELDS,

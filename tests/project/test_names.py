@@ -49,7 +49,8 @@ def test_every_error_and_warning_is_public_and_listed_in_the_tree() -> None:
         for name, value in vars(errors).items()
         if inspect.isclass(value) and issubclass(value, BaseException) and value.__module__ == errors.__name__
     }
-    public = {*errors.__all__, "DeadlineError", "ReplicaLostError"}  # the two are exported by `serving` and `cluster`
+    # The last three are exported by `serving`, `cluster` and `data`.
+    public = {*errors.__all__, "DeadlineError", "ReplicaLostError", "WorkerLostError"}
     assert defined == public
     assert errors.__doc__ is not None
     drawn = re.findall(r"─ (\w+)", errors.__doc__)

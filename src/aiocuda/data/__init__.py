@@ -10,11 +10,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..errors import WorkerLostError
     from ._batch import Batch
-    from ._errors import WorkerLostError
     from ._loader import DataLoader, EpochBatches
-    from ._order import Shuffle
-    from ._shared_memory import SharedMemoryError
+    from ._sharing import SharedMemoryError
+    from ._sources import Shuffle
     from ._statistics import LoaderAdvice, LoaderStats
     from ._sync import SyncBatches, SyncEpoch, sync_loader
     from ._sync_batch import SyncArray, SyncBatch
@@ -46,13 +46,13 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "EpochBatches": "._loader",
         "LoaderAdvice": "._statistics",
         "LoaderStats": "._statistics",
-        "SharedMemoryError": "._shared_memory",
-        "Shuffle": "._order",
+        "SharedMemoryError": "._sharing",
+        "Shuffle": "._sources",
         "SyncArray": "._sync_batch",
         "SyncBatch": "._sync_batch",
         "SyncBatches": "._sync",
         "SyncEpoch": "._sync",
-        "WorkerLostError": "._errors",
+        "WorkerLostError": "..errors",
         "sync_loader": "._sync",
         "to_device": "._to_device",
     }

@@ -1,4 +1,4 @@
-"""Batch: the arrays of some samples on a device."""
+"""Batch: the arrays of some samples on a device, until the consumer requests the next ones."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import functools
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from .._base._log import log
 from .._base._types import ProcessLocal
+from ..device import Device
 from ..errors import ClosedError, DeviceFault, StaleHandleError
-from ..lowlevel import block_of, resources_of
+from ..lowlevel import block_of, handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Stream
 
 if TYPE_CHECKING:
     from ..lowlevel import Queue
 
-__all__ = ["Batch", "BatchMemory", "are_positional"]
+__all__ = ["Batch", "BatchMemory", "Delivery", "are_positional"]
 
 
 class BatchMemory:
@@ -82,8 +84,8 @@ class BatchMemory:
 
     def _mark_uses(self) -> None:
         """Let a free of the memory wait for the streams that `add_use` has named."""
-        for queue_of in self._used_on.values():
-            queue = queue_of()
+        for used in self._used_on.values():
+            queue = used()
             end = queue.mark()
             if end is None:
                 end = queue.tail()
@@ -118,21 +120,13 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
         A stream for work on the batch. Work there does not delay the upload of the next batch.
     """
 
-    __slots__ = ("_memory", "_queue_of", "indices", "number", "stream")
+    __slots__ = ("_memory", "indices", "number", "stream")
 
-    def __init__(
-        self,
-        number: int,
-        indices: tuple[int, ...],
-        stream: Stream,
-        memory: BatchMemory,
-        queue_of: Callable[[Any], Queue],
-    ) -> None:
+    def __init__(self, number: int, indices: tuple[int, ...], stream: Stream, memory: BatchMemory) -> None:
         self.number = number
         self.indices = indices
         self.stream = stream
         self._memory = memory
-        self._queue_of = queue_of
 
     def __getitem__(self, field: Any) -> DeviceBuffer:
         try:
@@ -199,8 +193,8 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
             ``stream`` is no stream.
         """
         self._check()
-        handle = resources_of(self.stream.device).streams.handle_of(self._queue_of(stream))
-        self._memory.add_use(handle, functools.partial(self._queue_of, stream))
+        find = functools.partial(_queue_of, self.stream.device, stream)
+        self._memory.add_use(resources_of(self.stream.device).streams.handle_of(find()), find)
         return self
 
     def free(self) -> None:
@@ -216,3 +210,48 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
     def __repr__(self) -> str:
         state = " freed" if self._memory.released else " kept" if self._memory.kept else ""
         return f"<Batch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self.keys()))}{state}>"
+
+
+class Delivery:
+    """The batch that the consumer has. It is freed when the next one is requested, unless something keeps it.
+
+    Attributes
+    ----------
+    kept : int
+        Batches that another library still held then.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._resources = resources_of(device)
+        self._memory: BatchMemory | None = None
+        self.kept = 0
+
+    def deliver(self, number: int, indices: tuple[int, ...], stream: Stream, memory: BatchMemory) -> Batch:
+        """Return a batch for the consumer."""
+        self._memory = memory
+        self._device.memory.exports.note_complete(memory.buffers.values())
+        return Batch(number, indices, stream, memory)
+
+    def release(self) -> None:
+        """End the consumer's batch: the next one is requested, or the loader is closed."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        exports = self._device.memory.exports
+        if exports.returned and not self._resources.closed:
+            exports.sweep(self._resources.open_reactor())  # takes back what other libraries have released
+        if memory.release() == "exported":
+            self.kept += 1
+            if self.kept == 1:
+                log(
+                    "warning", "batch_kept", device=self._device.name,
+                    reason="another library still held a batch when the next one was requested: it is freed later",
+                )  # fmt: skip
+
+
+def _queue_of(device: Device, stream: Any) -> Queue:
+    """Return the queue of a stream of aiocuda or of another library."""
+    if isinstance(stream, Stream):
+        return queue_of(stream)
+    return resources_of(device).imports.queue_of(handle_of(stream))

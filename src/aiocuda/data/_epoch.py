@@ -11,15 +11,12 @@ from typing import Any, Literal
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks
 from .._base._user_code import LEAVES_LOOP, failure_of
-from ..errors import BusyError, ClosedError, DeviceFault
+from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
 from ..stream import Stream
-from ._collate import collated
-from ._errors import WorkerLostError, too_many_fatal_samples
 from ._job import BatchJob
-from ._order import Order
 from ._resources import LoaderResources
-from ._sources import AsyncReader, BatchPlan, IndexFeed, StreamReader
-from ._upload import BatchUpload
+from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
+from ._upload import BatchUpload, collated
 
 __all__ = ["EpochRun", "LoadingBatch"]
 
@@ -326,7 +323,7 @@ class EpochRun:
             if isinstance(error, WorkerLostError):
                 self._fatal += 1
                 if self._fatal > MOST_FATAL:
-                    return too_many_fatal_samples(error, MOST_FATAL)
+                    return _too_many_fatal_samples(error)
             if callable(policy):
                 try:
                     policy(error, batch.plan.indices[row])
@@ -437,3 +434,15 @@ class EpochRun:
 
 def _ignore(result: object, error: BaseException | None) -> None:
     """The iterator of a source has been closed."""
+
+
+def _too_many_fatal_samples(error: WorkerLostError) -> WorkerLostError:
+    """Return the error for one more such sample than an epoch skips. Its own failure is the cause."""
+    failure = WorkerLostError(
+        f"{error}. {MOST_FATAL} samples of this epoch have done that before and were skipped, and no more are: repair "
+        "decode= or the source, or use a machine with more memory",
+        index=error.index,
+        exit_code=error.exit_code,
+    )
+    failure.__cause__ = error
+    return failure

@@ -1,4 +1,4 @@
-"""Fields: the arrays of a batch, and where each of them lies in the memory of a slot.
+"""The decoding of single samples into the fields of a slot, on threads and in worker processes.
 
 Worker processes import this module: it needs only NumPy.
 """
@@ -6,13 +6,13 @@ Worker processes import this module: it needs only NumPy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALIGNMENT", "Field", "Layout", "RowViews", "copy_sample"]
+__all__ = ["ALIGNMENT", "Field", "Layout", "RowViews", "SampleDecoder"]
 
 #: Bytes. Each field of a slot begins at a multiple of it, as rows of memory on a device do.
 ALIGNMENT = 256
@@ -74,7 +74,41 @@ class Layout:
         return RowViews({name: array[row, ...] for name, array in arrays.items()})
 
 
-def copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+class SampleDecoder:
+    """Reads and decodes one sample.
+
+    Attributes
+    ----------
+    source
+        Maps an index to a sample; None if the sample is passed with its index.
+    decode
+        The function of the program: ``decode(sample, out)`` with fields, ``decode(sample)`` without. None passes the
+        sample on as it is.
+    """
+
+    __slots__ = ("decode", "source")
+
+    def __init__(self, source: Any, decode: Callable[..., Any] | None) -> None:
+        self.source = source
+        self.decode = decode
+
+    def write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+        """Write a sample into views of its fields."""
+        if self.source is not None:
+            sample = self.source[index]
+        if self.decode is None:
+            _copy_sample(sample, out)
+        else:
+            self.decode(sample, out)
+
+    def result(self, index: int, sample: Any) -> Any:
+        """Return a decoded sample: the arrays that `collate` stacks."""
+        if self.source is not None:
+            sample = self.source[index]
+        return sample if self.decode is None else self.decode(sample)
+
+
+def _copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
     """Copy a sample that needs no decoding: a mapping, a tuple with an item for each field, or the only field itself.
 
     Raises

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._base._user_code import failure_of
-from ._slots import HostSlot
 from ._sources import BatchPlan
+from ._upload import HostSlot
 
 __all__ = ["BatchJob", "RowQueue"]
 

@@ -24,17 +24,13 @@ from ..errors import (
 )
 from ..lowlevel import resources_of
 from ..pipeline._stage import OnError
-from ._batch import Batch
-from ._decoding import SampleDecoder
-from ._delivery import Delivery
+from ._batch import Batch, Delivery
 from ._epoch import EpochRun, LoadingBatch
 from ._options import Executor, LoaderOptions
-from ._order import Positions, Shuffle
-from ._progress import Progress
 from ._resources import LoaderResources
 from ._sharing import Payload
-from ._sources import MapSource
-from ._state import LoaderState, merged
+from ._sources import MapSource, Positions, Shuffle
+from ._state import LoaderState, Progress, merged
 from ._statistics import LoaderAdvice, LoaderMeter, LoaderStats, advise
 
 __all__ = ["DataLoader", "EpochBatches"]
@@ -147,8 +143,7 @@ class DataLoader(Owner):
         )  # fmt: skip
         self._payload: Payload | None = None
         if options.executor == "process":
-            decoder = SampleDecoder(source if options.kind == "map" else None, decode)
-            self._payload = Payload(decoder, {"decode": decode, "source": source})
+            self._payload = Payload(options.decoder(), {"decode": decode, "source": source})
         self._meter = LoaderMeter(device.driver.now, options.executor)
         self._progress = Progress(options)
         self._resources: LoaderResources | None = None

@@ -12,9 +12,8 @@ from .._base._arrays import as_dtype, as_shape
 from .._base._checks import as_count, check_timeout, flag, is_coroutine_function, is_function
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..pipeline._stage import OnError, check_on_error
-from ._fields import Layout
-from ._order import Order, Shuffle
-from ._sources import SourceKind, kind_of, length_of
+from ._fields import Layout, SampleDecoder
+from ._sources import Order, Shuffle, SourceKind, kind_of, length_of
 
 __all__ = ["Executor", "LoaderOptions"]
 
@@ -105,6 +104,15 @@ class LoaderOptions:
             timeout=check_timeout(options["timeout"]),
             restarts=as_count(options["restarts"], "restarts", 0),
         )
+
+    def decoder(self) -> SampleDecoder:
+        """Return what decodes one sample. It reads the sample, too, unless another one reads the source."""
+        return SampleDecoder(self.source if self.kind == "map" else None, self.decode)
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples of a source with indices; None for a stream."""
+        return self.length if self.kind == "map" else None
 
     def order(self, epoch: int, start: int = 0, first: int = 0) -> Order:
         """Return the order of an epoch, from a global position and the number of the batch there."""

@@ -7,18 +7,16 @@ import contextlib
 import time
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from .._base._user_code import LEAVES_LOOP
 from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled
-from ..errors import ClosedError
+from ..errors import ClosedError, WorkerLostError
 from ..lowlevel import Jobs
-from ._errors import WorkerLostError, fatal_sample, no_restart_left
 from ._fields import Layout
 from ._job import BatchJob, RowQueue
-from ._shared_memory import SharedFile
-from ._sharing import SharedSlots
+from ._sharing import SharedFile, SharedSlots
 from ._threads import LoaderThreads
 from ._worker_main import Reply, Request, WorkerSetup
 from ._worker_process import END_SECONDS, WorkerProcess, error_of
@@ -27,6 +25,9 @@ __all__ = ["ProcessDecoders"]
 
 #: Why a process is replaced: it has ended, a sample took too long, or its epoch has been left and it does not return.
 _Why: TypeAlias = Literal["lost", "expired", "left"]
+
+#: Of a process that has ended by itself.
+_CURE: Final = "look for the reason in its output; exit code -9 is often the system's answer to too little memory"
 
 #: A sample that has ended so many processes fails, where samples that fail are left out.
 MOST_TRIES = 2
@@ -287,7 +288,7 @@ class ProcessDecoders:
             index = job.plan.indices[rows[0]]
             at = f"while it was decoding sample {index}, which another process has decoded"
             how = f"has ended with exit code {place.exit_code} {at}"
-            self._fail(place, no_restart_left(how, index, place.exit_code))
+            self._fail(place, _no_restart_left(how, index, place.exit_code))
             return
         self._rows.note_seconds(reply.seconds, len(rows))
         self._next(place)  # first: the process has work while this one goes on
@@ -413,7 +414,7 @@ class ProcessDecoders:
         self._isolate(place, job, row, exit_code)
         if self._skips and place.tries == MOST_TRIES:
             place.end_request()
-            self._report(job, [row], {}, {row: fatal_sample(job.plan.indices[row], place.tries, exit_code)}, 0.0)
+            self._report(job, [row], {}, {row: _fatal_sample(job.plan.indices[row], place.tries, exit_code)}, 0.0)
         return not self._skips
 
     def _isolate(self, place: _Place, job: BatchJob, row: int, exit_code: int | None) -> None:
@@ -440,15 +441,15 @@ class ProcessDecoders:
         at = "while it was decoding no sample" if index is None else f"while it was decoding sample {index}"
         if why == "left":
             how = f"was killed {at}, since the epoch had been left and decode did not return in time"
-            return no_restart_left(how, index, exit_code, "set timeout=, or raise restarts=")
+            return _no_restart_left(how, index, exit_code, "set timeout=, or raise restarts=")
         if why == "expired":
             how = f"was killed, since sample {index} took more than the timeout of {self._timeout:g} s"
-            return no_restart_left(how, index, exit_code, "raise the timeout or restarts=")
+            return _no_restart_left(how, index, exit_code, "raise the timeout or restarts=")
         how = f"has ended with exit code {exit_code} {at}"
         if index is not None:
             tries = place.tries + 1
             how += f", which was tried {'once' if tries == 1 else f'{tries} times'}"
-        return no_restart_left(how, index, exit_code)
+        return _no_restart_left(how, index, exit_code)
 
     def _fail(self, place: _Place, error: BaseException) -> None:
         """End all batches: a process was lost, and none takes its place."""
@@ -548,3 +549,22 @@ def _loaded(reply: Reply, rest: memoryview) -> tuple[dict[int, Any], dict[int, B
         except BaseException as error:  # noqa: BLE001 - the failure of that sample
             errors[row] = error
     return results, errors
+
+
+def _no_restart_left(how: str, index: int | None, exit_code: int | None, cure: str = _CURE) -> WorkerLostError:
+    """Return the error for a process that has ended and may not be replaced."""
+    return WorkerLostError(
+        f"a worker process of the loader {how}, and restarts= allows no more processes in its place: {cure}",
+        index=index,
+        exit_code=exit_code,
+    )
+
+
+def _fatal_sample(index: int, tries: int, exit_code: int | None) -> WorkerLostError:
+    """Return the failure of a sample that has ended so many processes, the last one with this exit code."""
+    return WorkerLostError(
+        f"sample {index} has ended {tries} worker processes of the loader, the last one with exit code {exit_code}: "
+        f"{_CURE}",
+        index=index,
+        exit_code=exit_code,
+    )

@@ -12,16 +12,14 @@ from ..device import Device
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import owned, resources_of
 from ..stream import Stream
-from ._decoding import SampleDecoder
 from ._job import BatchJob, RowQueue
 from ._options import LoaderOptions
 from ._processes import ProcessDecoders
-from ._shared_memory import SharedFile
-from ._sharing import Payload, SharedSlots
-from ._slots import HostSlots
+from ._sharing import Payload, SharedFile, SharedSlots
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
 from ._threads import LoaderThreads, ThreadDecoder
+from ._upload import HostSlots
 
 __all__ = ["LoaderResources"]
 
@@ -53,8 +51,7 @@ class LoaderResources:
         self._closing = contextlib.AsyncExitStack()
         self._rows = RowQueue(self._at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
         jobs = self._reactor.jobs
-        source = options.source if options.kind == "map" else None
-        decoder = ThreadDecoder(SampleDecoder(source, options.decode), options.layout is not None, self._rows, self.now)
+        decoder = ThreadDecoder(options.decoder(), options.layout is not None, self._rows, self.now)
         self._threads = LoaderThreads(
             jobs, "aiocuda-loader", self._at_once, None if payload else self._rows, decoder.decode
         )

@@ -1,4 +1,4 @@
-"""The state of a loader: a position in the order of an epoch, as JSON."""
+"""Which batches of an epoch were delivered: `Progress` counts them, `LoaderState` is the position as JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ._order import Shuffle
+from ._options import LoaderOptions
+from ._sources import Order, Shuffle
 
-__all__ = ["LoaderState", "merged"]
+__all__ = ["LoaderState", "Progress", "merged"]
 
 _VERSION = 1
 _CURE = "it must come from state_dict() of a loader of this version of aiocuda"
@@ -76,13 +77,13 @@ class LoaderState:
         ahead = tuple(number for begin, end in ranges for number in range(begin, end))
         return cls(epoch, position, batches, ahead, samples, None if shuffle is None else (seed, window))
 
-    def check_source(self, samples: int | None, shuffle: Shuffle | None, world: int, batch_size: int) -> None:
-        """Raise `InvalidArgumentError` unless a loader over this source can go on at the position."""
-        own = None if shuffle is None else (shuffle.seed, shuffle.window)
-        if self.samples != samples:
+    def check_source(self, options: LoaderOptions) -> None:
+        """Raise `InvalidArgumentError` unless a loader with these options can go on at the position."""
+        own = _key_of(options.shuffle)
+        if self.samples != options.samples:
             raise InvalidArgumentError(
-                f"this state belongs to a source of {_count(self.samples)}, and the loader's has {_count(samples)}: "
-                "the position would mean other samples",
+                f"this state belongs to a source of {_count(self.samples)}, and the loader's has "
+                f"{_count(options.samples)}: the position would mean other samples",
                 samples=self.samples,
             )
         if self.shuffle != own:
@@ -92,7 +93,7 @@ class LoaderState:
                 f"make the loader {made}",
                 shuffle=self.shuffle,
             )
-        if self.ahead and self.batches * batch_size * world != self.position:
+        if self.ahead and self.batches * options.batch_size * options.shard[1] != self.position:
             raise InvalidArgumentError(
                 "this state was taken with ordered=False, and batches after the position were delivered, too: it can "
                 "be loaded with the same batch size and world size only",
@@ -100,15 +101,74 @@ class LoaderState:
             )
 
 
-def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Return ascending numbers as ranges ``[begin, end]``: while one batch is late, many others may be delivered."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] = number + 1
-        else:
-            found.append([number, number + 1])
-    return found
+class Progress:
+    """Which epoch a loader is in, and which of its batches were delivered.
+
+    Batches may be delivered out of order. The position is that after the longest sequence of delivered batches; those
+    after it are counted one by one.
+    """
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options = options
+        self._epoch = 0  # that runs, or ran last, or begins next
+        self._position = 0
+        self._batches = 0
+        self._ends: dict[int, int] = {}  # the position after each batch that was delivered ahead, by its number
+        self._ahead: set[int] = set()  # numbers of those that a loaded state has named: their ends are not known
+        self._is_loaded = False  # a state was loaded, and its epoch has not begun
+        self._has_begun = False
+
+    def begin(self, number: int | None) -> tuple[Order, frozenset[int]]:
+        """Begin an epoch, by default the next one. Return its order, and the batches that it leaves out."""
+        resumes = self._is_loaded and (number is None or number == self._epoch)
+        if not resumes:
+            if number is None:
+                number = self._epoch + self._has_begun
+            self._set(LoaderState(epoch=number))
+        self._is_loaded = False
+        self._has_begun = True
+        order = self._options.order(self._epoch, self._position, self._batches)
+        return order, frozenset(self._ahead)
+
+    def delivered(self, number: int, end: int) -> None:
+        """Count a delivered batch."""
+        self._ends[number] = end
+        self._advance()
+
+    def _advance(self) -> None:
+        size = self._options.batch_size * self._options.shard[1]
+        while self._batches in self._ends or self._batches in self._ahead:
+            known = self._ends.pop(self._batches, None)
+            self._ahead.discard(self._batches)
+            self._position = self._position + size if known is None else known
+            self._batches += 1
+
+    def end_epoch(self) -> None:
+        """The epoch has ended: the next one begins at its start."""
+        self._set(LoaderState(epoch=self._epoch + 1))
+        self._has_begun = False
+
+    def state(self) -> LoaderState:
+        """Return the state after the delivered batches."""
+        return LoaderState(
+            epoch=self._epoch,
+            position=self._position,
+            batches=self._batches,
+            ahead=tuple(sorted({*self._ends, *self._ahead})),
+            samples=self._options.samples,
+            shuffle=_key_of(self._options.shuffle),
+        )
+
+    def load(self, state: LoaderState) -> None:
+        """Go on after the batches of a state."""
+        state.check_source(self._options)
+        self._set(state)
+        self._is_loaded = True
+
+    def _set(self, state: LoaderState) -> None:
+        self._epoch, self._position, self._batches = state.epoch, state.position, state.batches
+        self._ends.clear()
+        self._ahead = set(state.ahead)
 
 
 def merged(states: Iterable[Any]) -> LoaderState:
@@ -130,6 +190,22 @@ def merged(states: Iterable[Any]) -> LoaderState:
                 rank=rank,
             )
     return every[0]
+
+
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """Return ascending numbers as ranges ``[begin, end]``: while one batch is late, many others may be delivered."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found
+
+
+def _key_of(shuffle: Shuffle | None) -> tuple[int, int | None] | None:
+    """Return what a state says of an order: `LoaderState.shuffle`."""
+    return None if shuffle is None else (shuffle.seed, shuffle.window)
 
 
 def _count(samples: int | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from .._base._host_use import thread_clock
 from .._base._user_code import failure_of
 from ..lowlevel import Jobs
-from ._decoding import SampleDecoder
+from ._fields import SampleDecoder
 from ._job import BatchJob, RowQueue
 
 __all__ = ["LoaderThreads", "ThreadDecoder"]

@@ -30,13 +30,10 @@ from ..errors import (
 )
 from ..lowlevel import as_source, owned, resources_of
 from ..stream import Stream
-from ._batch import Batch
-from ._collate import parts_of
-from ._delivery import Delivery
-from ._order import Order
-from ._sources import AsyncReader, BatchPlan, SourceKind, StreamReader, kind_of
+from ._batch import Batch, Delivery
+from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._threads import LoaderThreads
-from ._upload import BatchUpload
+from ._upload import BatchUpload, parts_of
 
 __all__ = ["DeviceBatches", "to_device"]
 

@@ -1,20 +1,142 @@
-"""BatchUpload: the copies of one batch to the device."""
+"""The way of a batch from the host to the device: page-locked slots, collated arrays, and the copies of the upload."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import as_dtype
+from .._base._user_code import call
 from ..completion import Operation
-from ..device import Event
-from ..errors import ClosedError, SkippedError
-from ..lowlevel import StreamOperation, queue_of
+from ..device import Device, Event
+from ..errors import ClosedError, InvalidTypeError, SkippedError
+from ..lowlevel import StreamOperation, pinned_block_of, queue_of
+from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._batch import BatchMemory
+from ._fields import ALIGNMENT, Layout
 
-__all__ = ["BatchUpload"]
+__all__ = ["BatchUpload", "HostSlot", "HostSlots", "collated", "parts_of"]
+
+#: Slots whose memory is being page-locked at the same time. The driver does not lock two slots twice as fast, and the
+#: first of 16 was locked last.
+MOST_UNLOCKED = 2
+
+
+class HostSlot:
+    """Page-locked memory for the samples of one batch.
+
+    Attributes
+    ----------
+    number
+        Its place in the shared memory of worker processes.
+    memory
+        The bytes, as an array that the device reads directly; None if no memory is needed yet.
+    arrays
+        The array of each field, over the memory.
+    """
+
+    __slots__ = ("_rows", "arrays", "memory", "number")
+
+    def __init__(self, number: int, memory: PinnedBuffer | None, layout: Layout | None) -> None:
+        self.number = number
+        self.memory = memory
+        self.arrays: dict[Any, npt.NDArray[Any]] = {}
+        #: Plain arrays: views of a `PinnedBuffer` take longer to make. Both hold the memory.
+        self._rows: dict[Any, npt.NDArray[Any]] = {}
+        if memory is not None and layout is not None:
+            self.arrays = layout.arrays(memory)
+            self._rows = {name: np.asarray(array) for name, array in self.arrays.items()}
+
+    def drop(self) -> None:
+        """Refer to the memory no longer."""
+        self.memory = None
+        self.arrays = {}
+        self._rows = {}
+
+    def resize(self, device: Device, nbytes: int) -> None:
+        """Have memory for batches of this size, in place of the present memory."""
+        self.memory = device.pinned(nbytes, np.uint8)
+
+    def row(self, row: int) -> Mapping[Any, npt.NDArray[Any]]:
+        """Return a writable view of one sample of each field."""
+        return Layout.row(self._rows, row)
+
+
+class HostSlots:
+    """The slots of one loader. There are as many as batches are loaded at a time.
+
+    Parameters
+    ----------
+    device
+    layout
+        The fields of a slot; None if the arrays of a batch are known only when its samples have been decoded.
+    shared
+        The memory of each slot, if it is shared with worker processes.
+    """
+
+    def __init__(self, device: Device, layout: Layout | None, shared: list[PinnedBuffer] | None = None) -> None:
+        self._device = device
+        self._layout = layout
+        self._is_shared = shared is not None
+        self._made = 0
+        self._unlocked = 0  # slots whose memory is being page-locked
+        self._on_locked: Callable[[], object] = _nothing
+        self._shared = [HostSlot(at, part, layout) for at, part in enumerate(shared or ())]
+        self._free = list(self._shared)
+
+    def begin_epoch(self, on_locked: Callable[[], object]) -> None:
+        """Call this function on the loop when the memory of a slot has been page-locked, or could not be."""
+        self._on_locked = on_locked
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there is a free slot, or a new one would be page-locked soon."""
+        return bool(self._free) or (not self._is_shared and self._unlocked < MOST_UNLOCKED)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if there is no free slot and no new one can be made: those of worker processes are shared memory."""
+        return self._is_shared and not self._free
+
+    def take(self) -> HostSlot:
+        """Return a free slot. If there is none, return a new one, whose memory is being page-locked."""
+        if self._free:
+            return self._free.pop()
+        assert not self._is_shared  # a worker process would write to the slot that has the number of the new one
+        memory = None
+        if self._layout is not None and self._layout.nbytes:
+            memory = self._device.pinned(self._layout.nbytes, np.uint8)
+            self._note_unlocked(memory)
+        self._made += 1
+        return HostSlot(self._made, memory, self._layout)
+
+    def _note_unlocked(self, memory: PinnedBuffer) -> None:
+        block = pinned_block_of(memory)
+        region = None if block is None else block.region
+        if region is not None:
+            self._unlocked += 1
+            loop = asyncio.get_running_loop()
+            # Not directly: a region that has just been locked calls back at once, when the slot is not in use yet.
+            region.when_locked(lambda: loop.call_soon(self._locked), loop)
+
+    def _locked(self) -> None:
+        self._unlocked -= 1
+        self._on_locked()
+
+    def give_back(self, slot: HostSlot) -> None:
+        """Make a slot free that neither a worker nor the device uses."""
+        self._free.append(slot)
+
+    def drop_shared(self) -> None:
+        """Refer to the memory that is shared with worker processes no longer: they have ended."""
+        for slot in self._shared:
+            slot.drop()
 
 
 class BatchUpload:
@@ -119,6 +241,93 @@ class BatchUpload:
         return True
 
 
+def parts_of(value: Any, of: str) -> dict[Any, Any]:
+    """Return the parts of a sample or of a batch, by name.
+
+    A mapping, a named tuple or a dataclass has names; the parts of another tuple or list are 0, 1, …; and a single
+    array is part 0.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        return dict(zip(names, value, strict=True))
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    if value is None:
+        raise InvalidTypeError(f"{of} is None: without fields=, decode and collate return their arrays")
+    return {0: value}
+
+
+def collated(
+    samples: Sequence[Any], collate: Callable[[list[Any]], Any] | None, memory: npt.NDArray[np.uint8] | None
+) -> tuple[dict[Any, npt.NDArray[Any]], int]:
+    """Return the arrays of a batch, in ``memory`` if they fit there, and the bytes that they need there.
+
+    Raises
+    ------
+    InvalidTypeError
+        A part is no array of numbers.
+    ValueError
+        The samples have different parts or shapes.
+    """
+    if collate is not None:
+        batch = parts_of(call(collate, list(samples)), "the result of collate")
+        parts = {name: [_array(name, part)] for name, part in batch.items()}
+    else:
+        every = [parts_of(sample, "a decoded sample") for sample in samples]
+        for one in every[1:]:
+            if one.keys() != every[0].keys():
+                raise ValueError(f"samples of one batch have different parts: {list(every[0])} and {list(one)}")
+        parts = {name: [_array(name, one[name]) for one in every] for name in every[0]}
+    needed = sum(-(-sum(array.nbytes for array in arrays) // ALIGNMENT) * ALIGNMENT for arrays in parts.values())
+    place = memory if memory is not None and needed <= memory.nbytes else None
+    found: dict[Any, npt.NDArray[Any]] = {}
+    offset = 0
+    for name, arrays in parts.items():
+        shape = arrays[0].shape if collate is not None else (len(arrays), *arrays[0].shape)
+        dtype = np.result_type(*arrays)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if place is None:
+            target: npt.NDArray[Any] = np.empty(shape, dtype)
+        else:
+            target = place[offset : offset + nbytes].view(dtype).reshape(shape)
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        _fill(name, np.asarray(target), arrays, collate is not None)
+        found[name] = target
+    return found, needed
+
+
+def _fill(name: Any, target: npt.NDArray[Any], arrays: list[npt.NDArray[Any]], is_whole: bool) -> None:
+    if is_whole:
+        target[...] = arrays[0]
+        return
+    for row, array in enumerate(arrays):
+        if array.shape != target.shape[1:]:
+            raise ValueError(
+                f"part {name!r} has shape {array.shape} in one sample and {target.shape[1:]} in the first one of the "
+                "batch: make them equal in decode=, or give the loader a collate="
+            )
+        target[row] = array
+
+
+def _array(name: Any, value: Any) -> npt.NDArray[Any]:
+    array = np.asarray(value)
+    try:
+        as_dtype(array.dtype)
+        is_text = array.dtype.kind in "SU"
+    except InvalidTypeError:
+        is_text = True
+    if is_text:
+        raise InvalidTypeError(
+            f"part {name!r} of a sample is no array of numbers but {type(value).__name__}: return numbers from "
+            "decode=, and find other data by the batch's indices"
+        )
+    return array
+
+
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the ranges of consecutive rows: (begin, end)."""
     begin = previous = rows[0]
@@ -128,3 +337,7 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = row
         previous = row
     yield begin, previous + 1
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -20,8 +20,7 @@ from .._processes._failures import Failure, failure_from
 from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled, pipe_of, receive, send, unpickled
 from .._processes._parent_watch import end_with_parent
-from ._decoding import SampleDecoder
-from ._fields import Layout
+from ._fields import Layout, SampleDecoder
 
 __all__ = ["NO_ROW", "Reply", "Request", "WorkerSetup", "main"]
 

@@ -15,8 +15,7 @@ from .._processes._failures import Failure
 from .._processes._inherited_file import InheritedFile
 from .._processes._message_socket import MessageSocket
 from .._processes._messages import Buffer, pipes, receive
-from ..errors import ClosedError
-from ._errors import WorkerLostError
+from ..errors import ClosedError, WorkerLostError
 from ._worker_main import Reply, Request, WorkerSetup, main
 
 __all__ = ["WorkerProcess", "error_of"]
