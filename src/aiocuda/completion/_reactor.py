@@ -357,7 +357,8 @@ class Reactor(ReactorFields):
         finally:
             if tags:  # interrupted
                 self.loop.call_soon(self._on_port)
-        self._look(queues)
+        if queues:
+            self._look(queues)
 
     def _on_tick(self) -> None:
         """Query the streams without a notifier that are due."""
