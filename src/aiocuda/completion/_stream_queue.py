@@ -228,7 +228,6 @@ class StreamQueue(Ring):
 
     def enqueue_record(self, lease: Lease, keep: object) -> StreamOperation[None]:
         """Record the event of a lease that a user's `Event` holds, after all earlier operations."""
-        self.check()
         operation: StreamOperation[None] = new_operation(self, "record", INSTANT, keep)
         self.submit(operation, _use_lease, (operation, lease))
         return operation

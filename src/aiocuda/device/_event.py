@@ -86,12 +86,12 @@ class Event(ProcessLocal):
 
     def _record(self, queue: StreamQueue) -> StreamOperation[None]:
         """Record it after all work of the queue. Waits for an earlier record of it are not affected."""
-        self._check()
+        lease = self._check()
         if self._operation is not None:
             lease = self._device_state.leases.take(self.timing)  # first: if that fails, this loan goes on unchanged
             self._give_back()
             self._borrow(lease)
-        self._operation = queue.enqueue_record(self._check(), self)
+        self._operation = queue.enqueue_record(lease, self)
         expected, self._expected = self._expected, None
         for call in expected or ():
             call(self._operation)
