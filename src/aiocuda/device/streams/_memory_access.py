@@ -27,15 +27,15 @@ class MemoryAccess:
         self._queue = queue
 
     def prepare(self, memory: Block) -> PinGate | None:
-        """Check that the stream may use the memory, and let it wait for the allocation.
+        """Check that the stream may use the memory, and let it wait for the allocation. The queue has been checked.
 
         Return the gate of the operation that uses the memory, if the memory is still being page-locked, or could not
         be. Raise what `DeviceResources.check_usable` and `note_cross_device_use` raise.
         """
         queue = self._queue
-        queue.check()
         self._resources.check_usable(memory)
-        self.note_cross_device_use(memory)
+        if memory.owner.device_state is not queue.device_state:
+            self.note_cross_device_use(memory)
         if len(memory.uses) >= MANY_USES:
             memory.unfinished()  # forgets the uses that have passed
         allocation_event = memory.allocation_event
@@ -53,22 +53,22 @@ class MemoryAccess:
         return None
 
     def prepare_all(self, blocks: Iterable[Block]) -> Gate | None:
-        """`prepare` several blocks; the gate opens when all of them are page-locked."""
+        """Check the queue, and `prepare` several blocks; the gate opens when all of them are page-locked."""
+        self._queue.check()
         gates = [gate for memory in blocks if (gate := self.prepare(memory)) is not None]
         return Every(gates) if gates else None
 
     def note_cross_device_use(self, memory: Block) -> None:
-        """Let the close of another device wait for this stream, if the memory belongs to that device.
+        """Let the close of another device, which the memory belongs to, wait for this stream.
 
         Raise `ClosedError` if that device is being closed.
         """
         queue, device_state = self._queue, memory.owner.device_state
-        if device_state is not queue.device_state:
-            if device_state.closing:
-                raise ClosedError(
-                    f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
-                )
-            device_state.note_cross_device_use(queue)
+        if device_state.closing:
+            raise ClosedError(
+                f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
+            )
+        device_state.note_cross_device_use(queue)
 
     def note_launch(self, kernel: Kernel, pointers: tuple[int, ...], args: tuple[Any, ...]) -> None:
         """Note that managed memory moves to the device whose kernel reads or writes it.

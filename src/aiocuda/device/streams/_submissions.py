@@ -58,7 +58,6 @@ class Submissions:
         gate: Gate = submission if self._on_host else limit
         blocks = [block_of(each) for each in (*args, *kwargs.values()) if isinstance(each, DeviceBuffer)]
         if blocks:
-            queue.check()
             locked = self._access.prepare_all(blocks)
             gate = gate if locked is None else Every((locked, gate))
         run = submission.finish if self._on_host else submission.run
