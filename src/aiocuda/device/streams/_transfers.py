@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -39,8 +40,8 @@ class Transfers:
     ``copies`` counts the copies within a device and between devices.
     """
 
-    __slots__ = ("_access", "_bound", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
-                 "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
+    __slots__ = ("_access", "_bound", "_driver", "_host_writes", "_made", "_pinned_pool", "_queue", "_resources",
+                 "_staging", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
                  "uploads")  # fmt: skip
 
     def __init__(self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess) -> None:
@@ -51,8 +52,10 @@ class Transfers:
         self._staging = resources.loop_states.here().staging
         self._pinned_pool = resources.pinned_pool
         self._host_writes = resources.host_writes
-        #: Repeated copies, by the ids of target and source; None for a pair that was copied once.
-        self._bound: dict[tuple[int, int], BoundCopy | None] = {}
+        #: Repeated copies, by the ids of target and source.
+        self._bound: dict[tuple[int, int], BoundCopy] = {}
+        #: The device buffer of each copy that was made before, by the same ids: later, another pair may have them.
+        self._made: dict[tuple[int, int], weakref.ref[DeviceBuffer]] = {}
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
@@ -119,21 +122,18 @@ class Transfers:
 
     def _bind(self, kind: str, device: DeviceBuffer, host: PinnedBuffer, key: tuple[int, int]) -> None:
         """Bind a copy between device and pinned memory, if the stream has made it before."""
-        bound = self._bound
-        if key not in bound:
-            if len(bound) >= MOST_BOUND:
-                bound.clear()
-            bound[key] = None
+        made = self._made.get(key)
+        if made is None or made() is not device:
+            if len(self._made) >= MOST_BOUND:
+                self._made.clear()
+                self._bound.clear()
+            self._made[key] = weakref.ref(device)
             return
-        known = bound[key]
-        if known is not None and known.binds(device, host):
-            return
-        # The key may be left from objects that have been collected: then the next copy binds it.
-        if known is None and device.nbytes and pinned_block_of(host) is not None:
-            estimate = self._estimate(kind, device.nbytes)
-            bound[key] = BoundCopy(kind, self._queue, device, host, estimate, self._host_writes)
-        else:
-            bound[key] = None
+        known = self._bound.get(key)
+        if known is None or not known.binds(device, host):
+            if device.nbytes and pinned_block_of(host) is not None:
+                estimate = self._estimate(kind, device.nbytes)
+                self._bound[key] = BoundCopy(kind, self._queue, device, host, estimate, self._host_writes)
 
     def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> StreamOperation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
