@@ -121,7 +121,9 @@ class Block(BlockFields):
     @property
     def is_exported(self) -> bool:
         """True while another library holds the block."""
-        return any(isinstance(use, ExternalUse) and not use.is_settled for use in tuple((self.peers or {}).values()))
+        if not self.peers:
+            return False
+        return any(isinstance(use, ExternalUse) and not use.is_settled for use in tuple(self.peers.values()))
 
     def end_external_use(self, use: ExternalUse) -> None:
         """The other library has released the block."""

@@ -85,14 +85,17 @@ class Exports:
         Exports that consumers have released, left by finalisers.
     queue_of
         Returns the queue of a stream by CUDA's handle, and imports a stream that has none.
+    is_cuda
+        True if other libraries can use the addresses. They cannot on a driver without a GPU.
     """
 
-    __slots__ = ("_closed", "_complete", "_driver", "_held", "_peek", "queue_of", "returned")
+    __slots__ = ("_closed", "_complete", "_driver", "_held", "_peek", "is_cuda", "queue_of", "returned")
 
     def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
         self.queue_of = queue_of
         self.returned: deque[Export] = deque()
         self._driver = device_state.driver
+        self.is_cuda = self._driver.name == "cuda"
         self._held: dict[Export, None] = {}
         self._complete: WeakSet[Block] | None = None  # without CUDA: those of `note_complete`
         #: (device, address, bytes) → the bytes, if the host can read the driver's device memory.
@@ -105,11 +108,6 @@ class Exports:
         return self._held.keys()
 
     # -- export --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_cuda(self) -> bool:
-        """True if other libraries can use the addresses. They cannot on a driver without a GPU."""
-        return self._driver.name == "cuda"
 
     def note_complete(self, buffers: Iterable[DeviceBuffer]) -> None:
         """Note that buffers are complete when the program gets them. Without CUDA, others get copies in host memory."""
