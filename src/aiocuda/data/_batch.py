@@ -62,10 +62,11 @@ class BatchMemory:
         if self.kept:
             self._mark_uses()
             return "kept"
-        if any(block_of(buffer).is_exported for buffer in self.buffers.values()):
-            self._mark_uses()
-            self.keep()
-            return "exported"
+        for buffer in self.buffers.values():
+            if block_of(buffer).is_exported:
+                self._mark_uses()
+                self.keep()
+                return "exported"
         self.free()
         return "freed"
 
@@ -73,14 +74,16 @@ class BatchMemory:
         """Free the memory after all work that uses it."""
         if self.released:
             return
-        self._mark_uses()
+        if self._used_on:
+            self._mark_uses()
         self.released = True
         for buffer in self.buffers.values():
-            if not buffer.freed:
-                try:
-                    buffer.free()
-                except (ClosedError, DeviceFault, StaleHandleError):
-                    return  # the memory ends with its device
+            try:
+                buffer.free()
+            except StaleHandleError:
+                pass  # the program has freed it, or its device has been closed
+            except (ClosedError, DeviceFault):
+                return  # the memory ends with its device
 
     def _mark_uses(self) -> None:
         """Let a free of the memory wait for the streams that `add_use` has named."""
@@ -228,7 +231,7 @@ class Delivery:
         self.kept = 0
 
     def deliver(self, number: int, indices: tuple[int, ...], stream: Stream, memory: BatchMemory) -> Batch:
-        """Return a batch for the consumer."""
+        """Return a batch for the consumer, with its stream and its memory."""
         self._memory = memory
         self._device.memory.exports.note_complete(memory.buffers.values())
         return Batch(number, indices, stream, memory)

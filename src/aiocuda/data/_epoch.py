@@ -12,7 +12,6 @@ from .._base._scope import Scope
 from .._base._shutdown import end_tasks
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
-from ..stream import Stream
 from ._job import BatchJob
 from ._resources import LoaderResources
 from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
@@ -22,6 +21,9 @@ __all__ = ["EpochRun", "LoadingBatch"]
 
 #: Batches that are begun without a pause: each takes the loop about 60 µs.
 MOST_BEGUN = 16
+
+#: The states of a batch of which nothing is left to do.
+LOADED = ("ready", "empty", "failed")
 
 #: Samples of an epoch that are skipped since each has ended its worker processes. More are no accident, and each takes
 #: the time to start two processes.
@@ -54,11 +56,6 @@ class LoadingBatch:
         self.indices: tuple[int, ...] = plan.indices
         self.error: BaseException | None = None
 
-    @property
-    def is_loaded(self) -> bool:
-        """True if nothing of it is left to do."""
-        return self.state in ("ready", "empty", "failed")
-
     def end_decoding(self) -> Sequence[int]:
         """Return the rows of the samples that are not skipped. Without any, the batch is empty."""
         job = self.job
@@ -69,15 +66,6 @@ class LoadingBatch:
             job.errors.clear()  # their tracebacks hold the frames of decode, with views of the slot
         self.state = "uploading" if rows else "empty"
         return rows
-
-    def begin_upload(self, stream: Stream) -> BatchUpload:
-        """Return the upload, on this stream."""
-        self.upload = BatchUpload(stream)
-        return self.upload
-
-    def end_upload(self) -> None:
-        """The arrays are on the device."""
-        self.state = "ready"
 
     def fail(self, error: BaseException) -> None:
         """End with an error. The memory on the device is not used any more."""
@@ -104,6 +92,7 @@ class EpochRun:
     def __init__(self, resources: LoaderResources, scope: Scope, order: Order, ahead: Collection[int] = ()) -> None:
         self._resources = resources
         self._options = options = resources.options
+        self._clock = resources.now if resources.has_timer else None
         self._ahead = ahead
         self._feed: IndexFeed | StreamReader | AsyncReader
         if options.kind == "map":
@@ -134,11 +123,11 @@ class EpochRun:
         while True:
             if self._closing:
                 raise ClosedError("the loader was closed while a task waited for the next batch: request no more of it")
-            self._fill()
-            self._look()
+            if len(self._loading) < self._options.prefetch:
+                self._fill()
             batch = self._next_loaded()
             if batch is not None:
-                if not has_suspended and self._resources.turn_is_over():
+                if not has_suspended and self._resources.turn.is_over():
                     has_suspended = True
                     await asyncio.sleep(0)  # a consumer that never suspends would keep other tasks waiting
                     continue
@@ -156,7 +145,7 @@ class EpochRun:
                     "that the loader shares with its processes: make another loader"
                 )
             has_suspended = True
-            if not (self._loading or self._reading) and self._has_room:
+            if not (self._loading or self._reading) and self._resources.slots.is_ready:
                 await asyncio.sleep(0)  # `_fill` has met only batches that were delivered before this run
                 continue
             self._waiter = asyncio.get_running_loop().create_future()
@@ -168,29 +157,35 @@ class EpochRun:
                     self._resources.meter.add_upload_wait(self._resources.now() - self._awaited_from)
                     self._awaited_from = None
 
-    def _look(self) -> None:
-        """Find uploads that have ended, among the batches that may come next; watch the others."""
+    def _next_loaded(self) -> LoadingBatch | None:
+        """Return the batch that comes next, if it is loaded. Look at the uploads of all that may come next."""
+        found = None
         for batch in tuple(self._loading):
-            upload = batch.upload
-            if batch.state == "uploading" and upload is not None:
-                if upload.poll():
-                    self._uploaded(batch, upload)
-                else:
-                    self._watch(batch, upload)
+            if batch.state == "uploading":
+                self._look(batch)
+            if found is None and batch.state in LOADED:
+                found = batch
             if self._options.ordered:
                 break
+        return found
 
-    def _watch(self, batch: LoadingBatch, upload: BatchUpload) -> None:
-        """Wake the consumer, who waits for the batch, when its upload has ended."""
-        if self._awaited_from is None:
-            self._awaited_from = self._resources.now()
-        upload.watch(lambda: self._wake(batch))
-
-    def _next_loaded(self) -> LoadingBatch | None:
-        """Return the batch that comes next, if it is loaded."""
-        if self._options.ordered:
-            return self._loading[0] if self._loading and self._loading[0].is_loaded else None
-        return next((batch for batch in self._loading if batch.is_loaded), None)
+    def _look(self, batch: LoadingBatch) -> None:
+        """Find out whether the upload of a batch has ended. If not, wake the consumer when it has."""
+        upload = batch.upload
+        if upload is None:
+            return  # its samples are being collated
+        if not upload.poll():
+            if self._awaited_from is None:
+                self._awaited_from = self._resources.now()
+            upload.watch(lambda: self._wake(batch))
+            return
+        error = upload.finish()
+        if error is not None:
+            self._fail(batch, error, give_back=upload.is_settled)
+            return
+        self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds)
+        batch.state = "ready"
+        self._give_back(batch)
 
     def _wake(self, batch: LoadingBatch | None = None) -> None:
         """Wake the consumer; if a batch has changed, only if it may come next."""
@@ -204,11 +199,12 @@ class EpochRun:
     def _fill(self) -> None:
         """Begin batches while there is room, but not so many that the loop is held for long."""
         for _ in range(MOST_BEGUN):
-            if self._exhausted or self._reading or self._closing or not self._has_room:
+            if self._exhausted or self._reading or self._closing or len(self._loading) >= self._options.prefetch:
+                return
+            if not self._resources.slots.is_ready:
                 return
             if isinstance(self._feed, IndexFeed):
-                plan = self._feed.next_plan()
-                self._planned(plan)
+                self._begin(self._feed.next_plan())
             elif isinstance(self._feed, StreamReader):
                 self._reading = True
                 self._resources.read(self._feed, self._read)
@@ -217,10 +213,6 @@ class EpochRun:
                 reading = asyncio.get_running_loop().create_task(self._await_source(self._feed))
                 if not reading.done():  # an eager task that has ended may have begun the next one
                     self._read_task = reading
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._loading) < self._options.prefetch and self._resources.slots.is_ready
 
     def _slot_locked(self) -> None:
         """There may be room for another batch: the memory of a slot has been page-locked, or could not be."""
@@ -254,22 +246,21 @@ class EpochRun:
             self._exhausted = True
             self._source_error = error
         elif not self._closing:
-            self._planned(plan)
+            self._begin(plan)
             self._fill()
         self._wake()
 
-    def _planned(self, plan: BatchPlan | None) -> None:
-        if plan is None:
-            self._exhausted = True
-        elif plan.number not in self._ahead:
-            self._begin(plan)
-
     # -- decoding ------------------------------------------------------------------------------------------------
 
-    def _begin(self, plan: BatchPlan) -> None:
+    def _begin(self, plan: BatchPlan | None) -> None:
+        """Begin the next batch, unless it was delivered before this run. None is the end of the source."""
+        if plan is None:
+            self._exhausted = True
+            return
+        if plan.number in self._ahead:
+            return
         resources = self._resources
-        clock = resources.now if resources.has_timer else None
-        job = BatchJob(plan, resources.slots.take(), self._advanced, clock)
+        job = BatchJob(plan, resources.slots.take(), self._advanced, self._clock)
         batch = self._decoding[job] = LoadingBatch(plan, job)
         self._loading.append(batch)
         try:
@@ -277,7 +268,7 @@ class EpochRun:
         except Exception as error:  # noqa: BLE001 - the consumer gets it
             job.fail(error)
             self._advanced(job)
-        if resources.has_timer and self._timer is None:
+        if self._clock is not None and self._timer is None:
             self._set_timer(self._options.timeout or 0.0)
 
     def _advanced(self, job: BatchJob) -> None:
@@ -298,7 +289,9 @@ class EpochRun:
         if batch is None:
             return
         self._resources.meter.add_decode(job.seconds, job.cpu_seconds)
-        failure = job.failure or self._first_failure(batch)
+        failure = job.failure
+        if failure is None and job.errors:
+            failure = self._first_failure(batch)
         rows = batch.end_decoding()
         if failure is not None:
             self._fail(batch, failure)
@@ -371,7 +364,7 @@ class EpochRun:
 
     def _upload(self, batch: LoadingBatch, arrays: dict[Any, Any], rows: Sequence[int] | None) -> None:
         """Copy the rows that were not skipped to the device; None means all."""
-        upload = batch.begin_upload(self._resources.stream(batch.plan.number))
+        upload = batch.upload = BatchUpload(self._resources.stream(batch.plan.number))
         try:
             upload.start(arrays, rows, is_timed=self._resources.meter.times_upload())
             self._wake(batch)
@@ -379,16 +372,6 @@ class EpochRun:
             self._fail(batch, error, give_back=not upload.has_begun)
             if isinstance(error, LEAVES_LOOP):
                 raise
-
-    def _uploaded(self, batch: LoadingBatch, upload: BatchUpload) -> None:
-        """The last copy of the batch has ended."""
-        error = upload.finish()
-        if error is not None:
-            self._fail(batch, error, give_back=upload.is_settled)
-            return
-        self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds())
-        batch.end_upload()
-        self._give_back(batch)
 
     def _fail(self, batch: LoadingBatch, error: BaseException, *, give_back: bool = True) -> None:
         batch.fail(error)

@@ -47,9 +47,9 @@ class BatchJob:
         The number of rows that have expired and that workers are still decoding. They may write to the slot.
     """
 
-    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_returned", "_running", "_started",
-                 "cpu_seconds", "ended", "errors", "expired", "failure", "plan", "results", "seconds", "size",
-                 "slot")  # fmt: skip
+    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_left", "_lock", "_next_row", "_returned", "_running",
+                 "_started", "cpu_seconds", "ended", "errors", "expired", "failure", "plan", "results", "seconds",
+                 "size", "slot")  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class BatchJob:
         self.expired = 0
         self._clock = clock
         self._lock = threading.Lock()
+        self._left = self.size  # rows that a worker may take
         self._next_row = 0
         self._returned: list[int] = []  # rows that were taken and put back
         self._running = 0  # rows that were taken, and have neither ended nor expired
@@ -79,7 +80,7 @@ class BatchJob:
     @property
     def has_rows(self) -> bool:
         """True if a worker may take a row."""
-        return (self._next_row < self.size or bool(self._returned)) and self.is_wanted
+        return self._left > 0 and self.is_wanted
 
     @property
     def is_wanted(self) -> bool:
@@ -89,7 +90,7 @@ class BatchJob:
     @property
     def done(self) -> bool:
         """True if no row is left to decode."""
-        return self._running == 0 and not self.has_rows
+        return self._running == 0 and (self._left == 0 or not self.is_wanted)
 
     def sample(self, row: int) -> Any:
         """Return the sample of a row; None if its worker reads it from the source."""
@@ -109,6 +110,7 @@ class BatchJob:
             else:
                 rows = range(self._next_row, min(self._next_row + most, self.size))
                 self._next_row = rows.stop
+            self._left -= len(rows)
             self._running += len(rows)
             if self._clock is not None:
                 self._started.update(dict.fromkeys(rows, self._clock()))
@@ -118,6 +120,7 @@ class BatchJob:
         """Let workers take rows again: the one that had them was lost."""
         with self._lock:
             self._returned += rows
+            self._left += len(rows)
             self._running -= len(rows)
             for row in rows:
                 self._started.pop(row, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from ..errors import (
 from ..lowlevel import resources_of
 from ..pipeline._stage import OnError
 from ._batch import Batch, Delivery
-from ._epoch import EpochRun, LoadingBatch
+from ._epoch import EpochRun
 from ._options import Executor, LoaderOptions
 from ._resources import LoaderResources
 from ._sharing import Payload
@@ -193,42 +193,44 @@ class DataLoader(Owner):
 
     async def next_batch(self, batches: EpochBatches) -> Batch:
         """Return the next batch of an iterator. `StopAsyncIteration` at the end of its epoch."""
+        if batches.ended:
+            raise StopAsyncIteration
         if self._requesting:
             raise BusyError("another task waits for the next batch of this loader: each batch goes to one task")
         self._requesting = True
         try:
-            return await self._next_batch(batches)
+            requested = self._meter.note_request()
+            resources = self._check_open()
+            self._delivery.release()
+            if self._batches is not batches:
+                batches.check_new()
+                await self._end_run(resources)
+                self._begin(batches, self._check_open())
+            run = self._run
+            assert run is not None
+            try:
+                while (loading := await run.next()) is not None:
+                    if loading.error is not None:
+                        raise loading.error
+                    plan, upload = loading.plan, loading.upload
+                    self._progress.delivered(plan.number, plan.end)
+                    if loading.state == "ready":
+                        assert upload is not None
+                        self._meter.deliver(requested, len(loading.indices), plan.padded)
+                        return self._delivery.deliver(plan.number, loading.indices, upload.stream, upload.memory)
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                batches.end()
+                if not self._scope.closing:  # otherwise `aclose` ends the run, and this task does not wait for it
+                    await self._end_run(resources)
+                raise
+            batches.end()
+            self._progress.end_epoch()
+            await self._end_run(resources)
+            raise StopAsyncIteration
         finally:
             self._requesting = False
-
-    async def _next_batch(self, batches: EpochBatches) -> Batch:
-        requested = self._meter.note_request()
-        resources = self._check_open()
-        self._delivery.release()
-        if self._batches is not batches:
-            batches.check_new()
-            await self._end_run(resources)
-            self._begin(batches, self._check_open())
-        run = self._run
-        assert run is not None
-        try:
-            while (loading := await run.next()) is not None:
-                if loading.error is not None:
-                    raise loading.error
-                self._progress.delivered(loading.plan.number, loading.plan.end)
-                if loading.state == "ready":
-                    return self._delivered(loading, resources, requested)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            batches.end()
-            if not self._scope.closing:  # otherwise `aclose` ends the run, and this task does not wait for it
-                await self._end_run(resources)
-            raise
-        batches.end()
-        self._progress.end_epoch()
-        await self._end_run(resources)
-        raise StopAsyncIteration
 
     def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
         batches.begin()
@@ -236,12 +238,6 @@ class DataLoader(Owner):
         self._run = EpochRun(resources, self._scope, order, ahead)
         self._batches = batches
         self._meter.begin()
-
-    def _delivered(self, loading: LoadingBatch, resources: LoaderResources, requested: float) -> Batch:
-        assert loading.upload is not None
-        self._meter.deliver(requested, len(loading.indices), loading.plan.padded)
-        number = loading.plan.number
-        return self._delivery.deliver(number, loading.indices, resources.stream(number), loading.upload.memory)
 
     async def _end_run(self, resources: LoaderResources, seconds: float | None = None) -> None:
         """End the epoch that is running, and wait until none of its work runs. Shielded from cancellation."""
@@ -440,7 +436,5 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
         """The epoch has no further batch, or has failed."""
         self.ended = True
 
-    async def __anext__(self) -> Batch:
-        if self.ended:
-            raise StopAsyncIteration
-        return await self._loader.next_batch(self)
+    def __anext__(self) -> Coroutine[Any, Any, Batch]:
+        return self._loader.next_batch(self)

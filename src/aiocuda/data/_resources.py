@@ -37,6 +37,10 @@ class LoaderResources:
     slots : HostSlots
     now
         The driver's clock.
+    turn
+        Counts requests that were met without suspension.
+    decode
+        Decodes a batch, on threads or in processes; ``job.ended`` is called on the loop when it is done.
     """
 
     def __init__(self, device: Device, options: LoaderOptions, meter: LoaderMeter, payload: Payload | None) -> None:
@@ -46,6 +50,7 @@ class LoaderResources:
         self.now = device.driver.now
         self._device_resources = resources_of(device)
         self._reactor = self._device_resources.open_reactor()
+        self.turn = self._reactor.turn
         self._at_once = max(1, options.workers)
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()
@@ -55,6 +60,7 @@ class LoaderResources:
         self._threads = LoaderThreads(
             jobs, "aiocuda-loader", self._at_once, None if payload else self._rows, decoder.decode
         )
+        self.decode: Callable[[BatchJob], object] = self._threads.decode
         self._reader = self._threads
         if options.kind == "iterable" and options.workers:
             self._reader = LoaderThreads(jobs, "aiocuda-loader-source", 1)
@@ -100,6 +106,7 @@ class LoaderResources:
             source, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
             restarts=options.restarts, skips=options.on_error != "raise", timeout=options.timeout,
         )  # fmt: skip
+        self.decode = self._processes.decode
         starting = asyncio.get_running_loop().create_task(self._processes.open())
         try:
             await self._lock_slots(shared)
@@ -116,13 +123,6 @@ class LoaderResources:
             self.slots = HostSlots(self.device, self.options.layout, pinned)
 
     # -- work on threads and in processes ------------------------------------------------------------------------
-
-    def decode(self, job: BatchJob) -> None:
-        """Decode a batch; ``job.ended`` is called on the loop when it is done."""
-        if self._processes is not None:
-            self._processes.decode(job)
-        else:
-            self._threads.decode(job)
 
     def read(self, reader: StreamReader, read: Callable[[BatchPlan | None, BaseException | None], object]) -> None:
         """Read the samples of the next batch on a thread, then call ``read`` with them or with the error."""
@@ -146,10 +146,6 @@ class LoaderResources:
         if self.meter.note_set_aside(stuck):
             self._threads.set_stuck(stuck)
         return stuck
-
-    def turn_is_over(self) -> bool:
-        """Count a request that was met without suspension. Return True if the task has to let others run."""
-        return self._reactor.turn.is_over()
 
     # -- batches -------------------------------------------------------------------------------------------------
 

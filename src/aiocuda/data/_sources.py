@@ -278,6 +278,7 @@ class IndexFeed:
 
     def __init__(self, length: int, order: Order) -> None:
         self._positions = Positions(length, order)
+        self._batches = len(self._positions)
         self._permutation = None if order.shuffle is None else Permutation(length, order.shuffle, order.epoch)
         self._block = max(1, BLOCK // order.batch_size) * order.batch_size
         self._next = 0
@@ -286,7 +287,7 @@ class IndexFeed:
 
     def next_plan(self) -> BatchPlan | None:
         """Return the next batch; None after the last one."""
-        if self._next == len(self._positions):
+        if self._next == self._batches:
             return None
         step = self._positions.step(self._next)
         self._next += 1

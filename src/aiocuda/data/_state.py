@@ -133,9 +133,6 @@ class Progress:
     def delivered(self, number: int, end: int) -> None:
         """Count a delivered batch."""
         self._ends[number] = end
-        self._advance()
-
-    def _advance(self) -> None:
         size = self._options.batch_size * self._options.shard[1]
         while self._batches in self._ends or self._batches in self._ahead:
             known = self._ends.pop(self._batches, None)

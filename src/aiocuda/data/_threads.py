@@ -100,7 +100,8 @@ class LoaderThreads:
 
     def start(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
         """Run a function on a thread, then call ``done`` on the loop with its result or its error."""
-        self._check_open()
+        if self._device_error is not None:
+            raise self._device_error
         call = _Call(work, done)
         self._unfinished[call] = None
         self._calls.append(call)
@@ -108,7 +109,8 @@ class LoaderThreads:
 
     def decode(self, job: BatchJob) -> None:
         """Decode a batch; ``job.ended`` is called on the loop when all its rows have ended."""
-        self._check_open()
+        if self._device_error is not None:
+            raise self._device_error
         assert self._rows is not None
         self._unfinished[job] = None
         self._rows.put(job)
@@ -122,10 +124,6 @@ class LoaderThreads:
         self._threads.resize(self._limit)
         self._wake(self._limit)
         self._notify_idle()
-
-    def _check_open(self) -> None:
-        if self._device_error is not None:
-            raise self._device_error
 
     def _wake(self, most: int) -> None:
         with self._lock:
@@ -155,7 +153,8 @@ class LoaderThreads:
         finally:
             if self._ended:  # one has raised, or they took long: the rest comes in a later iteration of the loop
                 self._notify()
-        self._notify_idle()
+        if self._idle is not None:
+            self._notify_idle()
 
     def _device_closed(self, error: BaseException) -> None:
         self._device_error = error

@@ -152,9 +152,9 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         try:
             loading = await source_pass.next()
             if loading is not None:
-                assert loading.upload is not None
-                stream = source_pass.stream(loading.number)
-                return self._delivery.deliver(loading.number, (), stream, loading.upload.memory)
+                upload = loading.upload
+                assert upload is not None
+                return self._delivery.deliver(loading.number, (), upload.stream, upload.memory)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -408,7 +408,7 @@ class SourcePass(Owner):
         self.wake()
 
     def _upload(self, number: int, parts: dict[Any, Any]) -> None:
-        upload = BatchUpload(self.stream(number))
+        upload = BatchUpload(self._stream(number))
         try:
             pool = resources_of(self._device).pinned_pool
             upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})
@@ -422,7 +422,7 @@ class SourcePass(Owner):
         else:
             self._loading.append(_Loading(number, upload, None))
 
-    def stream(self, number: int) -> Stream:
+    def _stream(self, number: int) -> Stream:
         """Return the stream of a batch."""
         # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
         while len(self._streams) <= self._depth:

@@ -144,15 +144,22 @@ class BatchUpload:
 
     Attributes
     ----------
+    stream : Stream
     memory : BatchMemory
         The memory on the device.
+    nbytes : int
+        Its size.
+    copy_seconds : float or None
+        The device time of the copies; None until `finish`, and if it is not measured.
     """
 
-    __slots__ = ("_events", "_is_watched", "_operations", "_stream", "memory")
+    __slots__ = ("_events", "_is_watched", "_operations", "copy_seconds", "memory", "nbytes", "stream")
 
     def __init__(self, stream: Stream) -> None:
+        self.stream = stream
         self.memory = BatchMemory({})
-        self._stream = stream
+        self.nbytes = 0
+        self.copy_seconds: float | None = None
         self._operations: list[Operation[Any]] = []
         self._events: list[Event] = []  # before and after the copies, if their device time is measured
         self._is_watched = False
@@ -162,19 +169,15 @@ class BatchUpload:
         """True if the device may read the arrays."""
         return bool(self._operations)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the batch."""
-        return sum(buffer.nbytes for buffer in self.memory.buffers.values())
-
     def start(
         self, arrays: Mapping[Any, npt.NDArray[Any]], rows: Sequence[int] | None = None, *, is_timed: bool = False
     ) -> None:
         """Copy the arrays; with ``rows``, only these rows of each, in order and without gaps."""
-        stream, buffers = self._stream, self.memory.buffers
+        stream, buffers = self.stream, self.memory.buffers
         for name, array in arrays.items():
             shape = array.shape if rows is None else (len(rows), *array.shape[1:])
-            buffers[name] = stream.empty(shape, array.dtype)
+            buffers[name] = buffer = stream.empty(shape, array.dtype)
+            self.nbytes += buffer.nbytes
         if is_timed:
             self._events.append(stream.record(timing=True))
         for name, array in arrays.items():
@@ -200,10 +203,8 @@ class BatchUpload:
         """Query the device. Return True if the last copy has ended."""
         if not self._operations:
             return True
-        last = self._operations[-1]
-        if not last.done():
-            queue_of(self._stream).poll()
-        return last.done()
+        queue_of(self.stream).poll()
+        return self._operations[-1].done()
 
     def watch(self, wake: Callable[[], object]) -> None:
         """Call a function on the loop when the last copy has ended. Only the first call of `watch` counts."""
@@ -213,20 +214,19 @@ class BatchUpload:
 
     def finish(self) -> BaseException | None:
         """Return the error of the copies, which have ended, or None. Then nothing refers to the arrays any more."""
-        failures = [error for each in self._operations if (error := each.exception()) is not None]
-        if failures:
-            own = [error for error in failures if not isinstance(error, SkippedError)]
-            return (own or failures)[0]
+        failure: BaseException | None = None
+        for operation in self._operations:
+            error = operation.exception()
+            if error is not None and (failure is None or _is_cause(error, failure)):
+                failure = error
+        if failure is not None:
+            return failure
         self._operations.clear()
+        if self._events:
+            before, after = self._events
+            self._events.clear()
+            self.copy_seconds = before.elapsed_ms(after) * 1e-3
         return None
-
-    def copy_seconds(self) -> float | None:
-        """Return the device time of the copies, which have ended; None if it was not measured."""
-        if not self._events:
-            return None
-        before, after = self._events
-        self._events.clear()
-        return before.elapsed_ms(after) * 1e-3
 
     async def settle(self) -> bool:
         """Wait until the device does not read the arrays any more. Return False if that is unknown."""
@@ -326,6 +326,11 @@ def _array(name: Any, value: Any) -> npt.NDArray[Any]:
             "decode=, and find other data by the batch's indices"
         )
     return array
+
+
+def _is_cause(error: BaseException, failure: BaseException) -> bool:
+    """True if an operation failed by itself, and was not skipped as the other one."""
+    return isinstance(failure, SkippedError) and not isinstance(error, SkippedError)
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
