@@ -38,14 +38,14 @@ BUGS = [
     Bug(
         "one-restart-more",
         "The limit of restarts is off by one.",
-        "_restarts.py",
+        "_replica.py",
         "        if len(times) >= self._limit:\n",
         "        if len(times) > self._limit:\n",
     ),
     Bug(
         "back-off-constant",
         "The back-off does not double.",
-        "_restarts.py",
+        "_replica.py",
         "min(FIRST_DELAY * 2.0 ** min(len(times), 10), LONGEST_DELAY)",
         "FIRST_DELAY",
     ),

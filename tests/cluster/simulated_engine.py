@@ -13,7 +13,7 @@ from aiocuda import DeviceFault
 from aiocuda._processes._failures import Failure, failure_from
 from aiocuda.cluster._engine import LostListener
 from aiocuda.cluster._messages import Cancel, Create, Packet, Pickler, Probe, Reply, Request, Run, Watch
-from aiocuda.cluster._replica_info import ReplicaInfo
+from aiocuda.cluster._served_object import ReplicaInfo
 from aiocuda.cluster._server import ReplicaServer
 from aiocuda.testing import SimulatedLoop
 

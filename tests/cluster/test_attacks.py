@@ -19,7 +19,7 @@ import pytest
 
 from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
 from aiocuda.cluster._local._replica_process import ReplicaProcess
-from aiocuda.cluster._replica_info import ReplicaInfo
+from aiocuda.cluster._served_object import ReplicaInfo
 from tests.cluster.processes import psutil
 from tests.helpers import quickly, turns, until
 

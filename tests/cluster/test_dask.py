@@ -27,8 +27,7 @@ from tests.project.tree import ROOT
 distributed = pytest.importorskip("distributed", reason="the engine 'dask' needs distributed")
 
 from aiocuda.cluster._dask import DaskEngine  # noqa: E402 - after the check
-from aiocuda.cluster._dask._addresses import check_address  # noqa: E402
-from aiocuda.cluster._dask._dask_workers import workers_of  # noqa: E402
+from aiocuda.cluster._dask._dask_engine import check_address, workers_of  # noqa: E402
 
 #: Seconds in which a killed worker is noticed: without a probe, which takes 2 s.
 NOTICED = 0.9

@@ -8,10 +8,9 @@ import random
 import pytest
 
 from aiocuda._base._wakeups import MOST_WOKEN
-from aiocuda.cluster._changes import Changes
-from aiocuda.cluster._method_times import MethodTimes
-from aiocuda.cluster._restarts import Restarts
-from aiocuda.cluster._seen_ids import SeenIds
+from aiocuda.cluster._replica import Changes, Restarts
+from aiocuda.cluster._server import SeenIds
+from aiocuda.cluster._statistics import MethodTimes
 
 
 class TestRestarts:

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from aiocuda.cluster._messages import ANY_EPOCH, Body, Create, Destroy, Leave, Packet, Reply, Request
-from aiocuda.cluster._replica_info import ReplicaInfo
+from aiocuda.cluster._served_object import ReplicaInfo
 from aiocuda.cluster._server import ReplicaServer
 from aiocuda.errors import ClosedError
 from tests.cluster.simulated_engine import InlineLoop

@@ -23,7 +23,7 @@ METHODS = {
 #: These exchange pickles with processes that this process has started, through sockets that they inherit, or with the
 #: workers of a Dask cluster, whose scheduler is on this machine or reached by TLS.
 OWN_PROCESSES = {
-    "src/aiocuda/cluster/_dask/_frames.py": ["pickle"],
+    "src/aiocuda/cluster/_dask/_replica_actor.py": ["pickle"],
     "src/aiocuda/cluster/_local/_local_engine.py": ["pickle"],
     "src/aiocuda/cluster/_local/_replica_main.py": ["pickle"],
     "src/aiocuda/cluster/_messages.py": ["pickle"],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ._cluster import Cluster
-from ._errors import DeadlineError, RemoteError, ReplicaLostError
-from ._handle import ReplicaHandle
+from ..errors import DeadlineError, ReplicaLostError
+from ._cluster import Cluster, ReplicaHandle
+from ._messages import RemoteError
 from ._open_cluster import open_cluster
-from ._replica_info import ReplicaInfo, current_replica
+from ._served_object import ReplicaInfo, current_replica
 from ._statistics import ClusterStatistics, ReplicaStatistics
 
 __all__ = [

@@ -8,9 +8,7 @@ from typing import Any
 
 from .._base._scope import wrong_loop
 from .._processes._failures import text_of
-from .._processes._messages import Buffer
-from ..errors import ClosedError, InvalidTypeError
-from ._errors import DeadlineError, ReplicaLostError
+from ..errors import ClosedError, DeadlineError, InvalidTypeError, ReplicaLostError
 from ._messages import Pickler, pack
 from ._replicas import Replicas
 
@@ -79,7 +77,9 @@ class Dispatcher:
             if not self.calls:
                 self._idle.set()
 
-    async def _call(self, number: int, name: str, method: str, data: bytes, buffers: list[Buffer], retry: bool) -> Any:
+    async def _call(
+        self, number: int, name: str, method: str, data: bytes, buffers: list[memoryview], retry: bool
+    ) -> Any:
         losses = 0
         while True:
             replica = await self._replicas.choose()
@@ -96,7 +96,7 @@ class Dispatcher:
                 return replica.result_of(packet, name, method)
             self.retries += 1
 
-    def pack(self, value: Any, what: str) -> tuple[bytes, list[Buffer]]:
+    def pack(self, value: Any, what: str) -> tuple[bytes, list[memoryview]]:
         """Return a pickled value and its large buffers. `InvalidTypeError` if it cannot be pickled."""
         try:
             return pack(value, self._dumps)
@@ -112,14 +112,10 @@ class Dispatcher:
 
     def check_open(self) -> None:
         """Raise an error on another loop, and when the cluster is closed."""
-        self.check_loop()
-        if self.closing:
-            raise ClosedError("the cluster is closed: it accepts no more calls")
-
-    def check_loop(self) -> None:
-        """Raise an error unless the calling code runs on the loop of the cluster."""
         if asyncio._get_running_loop() is not self._loop:
             raise wrong_loop(self._loop, "this cluster", "open one in this loop", self._process)
+        if self.closing:
+            raise ClosedError("the cluster is closed: it accepts no more calls")
 
     async def idle(self) -> None:
         """Wait until all calls have their outcome."""

@@ -8,7 +8,10 @@ from typing import Protocol, TypeAlias
 
 from ._messages import Packet, Pickler
 
-__all__ = ["Engine", "LostListener"]
+__all__ = ["VISIBLE", "Engine", "LostListener", "unanswered"]
+
+#: The variable by which CUDA hides GPUs from a process. An engine sets it for each replica.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 #: Called with a replica's index, its epoch and the reason.
 LostListener: TypeAlias = Callable[[int, int, str], object]
@@ -49,3 +52,10 @@ class Engine(Protocol):
 
     async def close(self, replica: int | None = None) -> None:
         """Kill the process of one replica, and wait until it has ended; without an argument, of all, and end."""
+
+
+def unanswered(reason: str) -> asyncio.Future[Packet]:
+    """Return the future of a reply that never comes. Its error is a `ConnectionResetError`."""
+    reply: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+    reply.set_exception(ConnectionResetError(reason))
+    return reply

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .._processes._failures import Failure
 from .._processes._messages import PROTOCOL, Buffer
+from ..errors import AiocudaError
 
 __all__ = [
-    "ANY_EPOCH", "Body", "Cancel", "Create", "Destroy", "Leave", "Packet", "Pickler", "Probe", "Reply", "Request",
-    "Run", "Watch", "pack",
+    "ANY_EPOCH", "Body", "Cancel", "Create", "Destroy", "Leave", "Packet", "Pickler", "Probe", "RemoteError", "Reply",
+    "Request", "Run", "Watch", "exception_of", "pack",
 ]  # fmt: skip
 
 #: The epoch of a request to all replicas, which each of them answers.
@@ -87,15 +89,41 @@ class Packet(NamedTuple):
     """A message, and the large buffers of its pickled part."""
 
     message: Any  #: a `Request` or a `Reply`
-    buffers: Sequence[Buffer | memoryview] = ()
+    buffers: Sequence[memoryview] = ()
 
     def load(self, data: bytes) -> Any:
         """Return the value of the pickled part. Its arrays refer to the buffers."""
         return pickle.loads(data, buffers=self.buffers)
 
 
-def pack(value: Any, dumps: Pickler = pickle.dumps) -> tuple[bytes, list[Buffer]]:
+def pack(value: Any, dumps: Pickler = pickle.dumps) -> tuple[bytes, list[memoryview]]:
     """Return a pickled value without the bytes of its large arrays, and these."""
     buffers: list[Buffer] = []
     data = dumps(value, protocol=PROTOCOL, buffer_callback=buffers.append)
-    return data, buffers
+    return data, [buffer.raw() for buffer in buffers]
+
+
+class RemoteError(AiocudaError, RuntimeError):
+    """A method of a replica raised an exception that cannot be sent to this process, or returned such a result.
+
+    An exception is not sent if it cannot be pickled, or if it is no `Exception`: a `SystemExit` of a replica does not
+    end the caller.
+    """
+
+    type_name: str  #: name of the exception's class
+    text: str  #: its type and message
+    traceback: str  #: its traceback in the replica
+
+
+def exception_of(failure: Failure, where: str) -> Exception:
+    """Return the exception of a replica, with its traceback there as a note."""
+    note = f"in {where}:\n{failure.trace}"
+    error = failure.load()
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):  # its class refuses attributes, as a frozen dataclass does
+            error.add_note(note)
+        return error
+    kind = failure.text.partition(":")[0]
+    remote = RemoteError(f"{where} raised {failure.text}", type_name=kind, text=failure.text, traceback=failure.trace)
+    remote.add_note(note)
+    return remote

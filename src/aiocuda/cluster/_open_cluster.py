@@ -1,24 +1,29 @@
-"""`open_cluster`."""
+"""`open_cluster`, and the checks of its arguments."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
+from .._base._checks import as_count
 from .._base._types import SourceLine
 from .._processes._main_guard import check_main_guard
-from ..errors import BusyError, InvalidTypeError, NoEventLoopError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
 from ._cluster import Cluster
 from ._dispatcher import Dispatcher
 from ._engine import Engine
-from ._options import EngineName, checked
 from ._replicas import Replicas
 
 if TYPE_CHECKING:
     import distributed
 
 __all__ = ["open_cluster"]
+
+#: The most replicas of a cluster: each has a process and a task.
+MOST_REPLICAS = 1024
+
+EngineName: TypeAlias = Literal["local", "dask"]
 
 _CURE = "use `async with open_cluster(…) as cluster`"
 
@@ -157,4 +162,22 @@ def open_cluster(
     ReplicaLostError
         A process has ended before it was ready.
     """
-    return _Opening(*checked(engine, replicas, restarts, client), client)
+    return _Opening(*_checked(engine, replicas, restarts, client), client)
+
+
+def _checked(engine: Any, replicas: Any, restarts: Any, client: Any) -> tuple[EngineName, int, int]:
+    """Check the arguments of `open_cluster`, and return the first three."""
+    if not isinstance(engine, str):
+        raise InvalidTypeError(f"engine is 'local' or 'dask', not {engine!r}")
+    if engine not in get_args(EngineName):
+        raise InvalidArgumentError(f"no engine is called {engine!r}; there are 'local' and 'dask'", engine=engine)
+    if engine == "local" and client is not None:
+        raise InvalidArgumentError("client= is for the engine 'dask'; the engine 'local' starts processes by itself")
+    if engine == "dask" and client is None:
+        raise InvalidArgumentError(
+            "the engine 'dask' needs client=: `async with distributed.Client(address, asynchronous=True) as client`"
+        )
+    count = as_count(replicas, "replicas")
+    if count > MOST_REPLICAS:
+        raise InvalidArgumentError(f"replicas is at most {MOST_REPLICAS}, not {count}", argument="replicas")
+    return ("local" if engine == "local" else "dask"), count, as_count(restarts, "restarts", 0)

@@ -1,28 +1,23 @@
-"""Replica: one replica, as the cluster sees it."""
+"""Replica: one replica, as the cluster sees it; its restarts, and the tasks that wait for its changes."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base._log import log
-from .._base._wakeups import Waiters, Wakes
+from .._base._wakeups import Waiters, Wakes, wake_future
 from .._processes._failures import text_of
-from .._processes._messages import Buffer
-from ..errors import DeviceFault
-from ._changes import Changes
+from ..errors import DeviceFault, ReplicaLostError
 from ._engine import Engine
-from ._errors import RemoteError, ReplicaLostError, exception_of
-from ._messages import Body, Cancel, Create, Packet, Probe, Reply, Request, Run, Watch
-from ._method_times import MethodTimes
-from ._program import Program
-from ._restarts import Restarts
-from ._statistics import CallMeter, ReplicaState, ReplicaStatistics
+from ._messages import Body, Cancel, Create, Packet, Probe, RemoteError, Reply, Request, Run, Watch, exception_of
+from ._statistics import CallMeter, MethodTimes, ReplicaState, ReplicaStatistics
 
-__all__ = ["Replica"]
+__all__ = ["Changes", "Program", "Replica", "Restarts", "retrieve"]
 
 #: Seconds between two probes, and the number of unanswered ones after which a replica is lost.
 PROBE_INTERVAL = 0.5
@@ -30,6 +25,74 @@ MOST_UNANSWERED = 4
 
 #: The same number while an object is created: to import a library or to load a model may hold the GIL for seconds.
 MOST_UNANSWERED_CREATING = 60
+
+#: Restarts are counted over this number of seconds.
+WINDOW = 60.0
+
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+
+
+class Program(NamedTuple):
+    """A class with its arguments, which each replica creates, and creates again after a restart."""
+
+    number: int
+    name: str  #: of the class
+    data: bytes  #: pickled
+    buffers: list[memoryview]
+
+
+class Restarts:
+    """The restarts of one replica.
+
+    Parameters
+    ----------
+    limit
+        The most restarts in 60 seconds.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._times: deque[float] = deque()
+
+    def delay(self, now: float) -> float | None:
+        """Return the seconds to wait before the next restart, which is counted; None if the limit is reached.
+
+        It is 0.1 s after 60 s without a restart, and doubles with each restart in them, up to 5 s.
+        """
+        times = self._times
+        while times and now - times[0] >= WINDOW:
+            times.popleft()
+        if len(times) >= self._limit:
+            return None
+        delay = min(FIRST_DELAY * 2.0 ** min(len(times), 10), LONGEST_DELAY)
+        times.append(now + delay)
+        return delay
+
+
+class Changes:
+    """Tasks that wait for another state of any replica."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._wakes = Wakes.of(loop)
+        self._waiters: Waiters[asyncio.Future[None]] = Waiters()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def notify(self) -> None:
+        """Wake all tasks, at most 256 in one iteration of the loop."""
+        woken, self._waiters = self._waiters, Waiters()
+        self._wakes.wake_all(woken, wake_future)
 
 
 class Replica:
@@ -231,7 +294,7 @@ class Replica:
             return None
         return exception_of(reply.failure, f"{program.name}() of replica {self.index}")
 
-    async def call(self, number: int, method: str, data: bytes, buffers: Sequence[Buffer]) -> Packet:
+    async def call(self, number: int, method: str, data: bytes, buffers: Sequence[memoryview]) -> Packet:
         """Run a method, and return the reply, for `result_of`.
 
         The exception of a method may be a `ReplicaLostError`, too, of another cluster: this raises only its own.
@@ -282,7 +345,7 @@ class Replica:
                 traceback="",
             ) from error
 
-    async def _ask(self, body: Body, buffers: Sequence[Buffer] = (), identity: int | None = None) -> Packet:
+    async def _ask(self, body: Body, buffers: Sequence[memoryview] = (), identity: int | None = None) -> Packet:
         """Send a request of this epoch, and return the reply. `ReplicaLostError` if there is none."""
         if self._lost.done():
             raise self._error.again()
@@ -296,12 +359,12 @@ class Replica:
         finally:
             waiting.discard(outer)
             inner.cancel()
-            _retrieve(outer)  # a cancellation may have come after the loss
+            retrieve(outer)  # a cancellation may have come after the loss
 
-    def _call(self, body: Body, buffers: Sequence[Buffer] = ()) -> asyncio.Future[Packet]:
+    def _call(self, body: Body, buffers: Sequence[memoryview] = ()) -> asyncio.Future[Packet]:
         settled, self._settled = tuple(self._settled), []
         call = self._engine.call(self.index, Packet(Request(self.epoch, body, settled), buffers))
-        call.add_done_callback(_retrieve)
+        call.add_done_callback(retrieve)
         return call
 
     def _on_reply(
@@ -370,7 +433,7 @@ def _fail(error: ReplicaLostError, waiter: asyncio.Future[Packet]) -> None:
         waiter.set_exception(error.again())
 
 
-def _retrieve(call: asyncio.Future[Packet]) -> None:
+def retrieve(reply: asyncio.Future[Any]) -> None:
     """Mark the exception of a reply as seen: its waiter may be gone."""
-    if call.done() and not call.cancelled():
-        call.exception()
+    if reply.done() and not reply.cancelled():
+        reply.exception()

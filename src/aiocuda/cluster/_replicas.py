@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 from .._processes._failures import text_of
-from ..errors import ClosedError
-from ._changes import Changes
+from ..errors import ClosedError, ReplicaLostError
 from ._engine import Engine
-from ._errors import ReplicaLostError, exception_of
-from ._messages import ANY_EPOCH, Destroy, Leave, Packet, Reply, Request
-from ._method_times import MethodTimes
-from ._program import Program
-from ._replica import Replica
-from ._statistics import ReplicaStatistics
+from ._messages import ANY_EPOCH, Destroy, Leave, Packet, Reply, Request, exception_of
+from ._replica import Changes, Program, Replica, retrieve
+from ._statistics import MethodTimes, ReplicaStatistics
 
 __all__ = ["Replicas"]
 
@@ -57,7 +52,7 @@ class Replicas:
         started: list[asyncio.Future[None]] = []
         for replica in self._replicas:
             started.append(self._loop.create_future())
-            started[-1].add_done_callback(_retrieve)
+            started[-1].add_done_callback(retrieve)
             task = self._loop.create_task(replica.run(started[-1]), name=f"aiocuda-replica-{replica.index}")
             self._tasks.append(task)
         done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
@@ -178,15 +173,9 @@ class Replicas:
     def _broadcast(self, body: Destroy | Leave) -> list[asyncio.Future[Packet]]:
         replies = self._engine.broadcast(Packet(Request(ANY_EPOCH, body)))
         for reply in replies:
-            reply.add_done_callback(_retrieve)
+            reply.add_done_callback(retrieve)
         return replies
 
 
 def _epoch(replica: Replica) -> int | None:
     return None if replica.state == "stopped" else replica.epoch
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark its exception as seen: its waiter may be gone."""
-    if not future.cancelled():
-        future.exception()

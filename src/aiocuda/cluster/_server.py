@@ -14,7 +14,6 @@ from .._base._faults import FAULTS
 from .._processes._failures import Failure, failure_from, text_of
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import OPEN_DEVICES
-from ._errors import RemoteError
 from ._messages import (
     ANY_EPOCH,
     Cancel,
@@ -23,20 +22,39 @@ from ._messages import (
     Packet,
     Pickler,
     Probe,
+    RemoteError,
     Reply,
     Request,
     Run,
     Watch,
     pack,
 )
-from ._replica_info import CURRENT, ReplicaInfo
-from ._seen_ids import SeenIds
-from ._served_object import ServedObject
+from ._served_object import CURRENT, ReplicaInfo, ServedObject
 
-__all__ = ["ReplicaServer"]
+__all__ = ["ReplicaServer", "SeenIds"]
 
 #: The outcome of a method that was cancelled.
 CANCELLED = Failure(None, "CancelledError", "")
+
+
+class SeenIds:
+    """A set of integers from 0 on that arrive roughly in order. It needs memory only for those after the first gap."""
+
+    __slots__ = ("_after", "_below")
+
+    def __init__(self) -> None:
+        self._below = 0  # all integers below this one are in the set
+        self._after: set[int] = set()  # those above
+
+    def add(self, number: int) -> bool:
+        """Add an integer. Return False if it was in the set."""
+        if number < self._below or number in self._after:
+            return False
+        self._after.add(number)
+        while self._below in self._after:
+            self._after.remove(self._below)
+            self._below += 1
+        return True
 
 
 class ReplicaServer:

@@ -1,27 +1,26 @@
-"""DaskEngine: an actor on one worker of a Dask cluster for each replica."""
+"""DaskEngine: an actor on one worker of a Dask cluster for each replica; the workers that its scheduler lists."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import itertools
+import weakref
 from typing import Any, NamedTuple
 
 import distributed
 from distributed.protocol.pickle import dumps
 
 from ..._processes._failures import text_of
-from ...errors import ClosedError, InvalidArgumentError, InvalidTypeError
-from .._engine import LostListener
-from .._errors import ReplicaLostError
+from ...errors import ClosedError, InvalidArgumentError, InvalidTypeError, ReplicaLostError
+from .._engine import LostListener, unanswered
 from .._messages import Packet, Pickler
-from .._replica_info import ReplicaInfo
-from ._addresses import check_address
-from ._dask_replica import DaskReplica
-from ._dask_workers import DaskWorker, checked_workers, workers_of
-from ._in_nanny import process_of
+from .._served_object import ReplicaInfo
+from ._dask_replica import DaskReplica, DaskWorker
+from ._replica_actor import process_of, starts_workers
 
-__all__ = ["DaskEngine"]
+__all__ = ["DaskEngine", "check_address", "workers_of"]
 
 #: Seconds for the nanny of a lost worker to start another one, and for the actor to be made there.
 START_SECONDS = 30.0
@@ -29,8 +28,17 @@ START_SECONDS = 30.0
 #: Seconds after which an unused worker takes the place of one that its nanny has not started again.
 SPARE_SECONDS = 10.0
 
-#: Seconds between two questions whether a worker is there.
+#: Seconds for nannies to start the workers again that were lost just before.
+RESTART_SECONDS = 30.0
+
+#: Seconds in which a nanny answers. Dask itself tries for 30 s to reach one that has ended.
+ANSWER_SECONDS = 2.0
+
+#: Seconds between two questions for the workers.
 PAUSE = 0.05
+
+#: The nannies of the workers that a client has seen: the scheduler forgets the nanny of a worker that is lost.
+_nannies: weakref.WeakKeyDictionary[distributed.Client, set[str]] = weakref.WeakKeyDictionary()
 
 
 class DaskEngine:
@@ -52,7 +60,7 @@ class DaskEngine:
 
     async def start(self, replicas: int) -> None:
         """Choose a worker for each replica."""
-        for worker in await checked_workers(self._client, replicas):
+        for worker in await _checked_workers(self._client, replicas):
             self._places.append(_place(worker, self._places))
 
     async def spawn(self, replica: int, epoch: int) -> None:
@@ -103,11 +111,7 @@ class DaskEngine:
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         """Send a request to a replica, and return the future of its reply."""
         spawned = self._replicas.get(replica)
-        if spawned is None:
-            reply: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
-            reply.set_exception(ConnectionResetError("the replica has no worker"))
-            return reply
-        return spawned.call(request)
+        return unanswered("the replica has no worker") if spawned is None else spawned.call(request)
 
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         """Send a request to all replicas that have an actor."""
@@ -162,3 +166,108 @@ def _check_client(client: Any) -> None:
         raise InvalidArgumentError(f"the client is not asynchronous, or of another event loop: use {cure} in this loop")
     if client.status != "running":
         raise InvalidArgumentError(f"the client is {client.status}: enter or await it first: {cure}")
+
+
+async def workers_of(client: distributed.Client) -> list[DaskWorker]:
+    """Ask the scheduler for its workers. They are sorted by their host and nanny."""
+    scheduler: Any = client.scheduler
+    if scheduler is None:
+        raise ClosedError("the client of Dask is closed: close the cluster first")
+    identity = await scheduler.identity(n_workers=-1)
+    found = [
+        DaskWorker(address, worker["nanny"] or "", worker["host"], worker["local_directory"])
+        for address, worker in identity["workers"].items()
+        if worker["status"] == "running"
+    ]
+    _nannies.setdefault(client, set()).update(worker.nanny for worker in found if worker.nanny)
+    return sorted(found, key=lambda worker: (worker.host, worker.nanny, worker.address))
+
+
+async def _enough_workers(client: distributed.Client, replicas: int) -> list[DaskWorker]:
+    """Ask for the workers until there is one for each replica, or no nanny is starting one again."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + RESTART_SECONDS
+    while True:
+        workers = await workers_of(client)
+        without = _nannies[client] - {worker.nanny for worker in workers}
+        if len(workers) >= replicas or not without or loop.time() >= give_up_at:
+            return workers
+        starts = await asyncio.gather(*(_starts_workers(client, nanny) for nanny in without))
+        _nannies[client] -= {nanny for nanny, will in zip(without, starts, strict=True) if not will}
+        await asyncio.sleep(PAUSE)
+
+
+async def _starts_workers(client: distributed.Client, nanny: str) -> bool:
+    """Return whether a nanny answers that it starts its worker again."""
+    check_address(nanny, "a nanny")
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return bool((await client.run(starts_workers, workers=[nanny]))[nanny])
+    except Exception:  # noqa: BLE001 - the nanny or its host is gone
+        return False
+
+
+async def _checked_workers(client: distributed.Client, replicas: int) -> list[DaskWorker]:
+    """Return one worker for each replica. Workers that were lost just before are waited for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There are too few workers, a worker has no nanny, or an address is neither of TLS nor of this machine.
+    """
+    scheduler: Any = client.scheduler
+    check_address(scheduler.address, "the scheduler")
+    identity = await scheduler.identity(n_workers=0)
+    check_address(identity["address"], "the scheduler")
+    workers = await _enough_workers(client, replicas)
+    for worker in workers:
+        check_address(worker.address, "a worker")
+        if not worker.nanny:
+            raise InvalidArgumentError(
+                f"the worker {worker.address} has no nanny, which kills it and starts it again: start it without "
+                "--no-nanny, or by LocalCluster(processes=True)",
+                address=worker.address,
+            )
+        check_address(worker.nanny, "a nanny")
+    if len(workers) < replicas:
+        raise InvalidArgumentError(
+            f"replicas={replicas}, but the Dask cluster has {len(workers)} running workers: use fewer replicas, start "
+            "more workers, or await client.wait_for_workers(n) first",
+            argument="replicas",
+        )
+    return workers[:replicas]
+
+
+def check_address(address: str, what: str) -> None:
+    """Raise `InvalidArgumentError` unless an address is of TLS, or of this machine.
+
+    Parameters
+    ----------
+    address
+        As Dask writes it: ``tcp://127.0.0.1:8786``.
+    what
+        The process with this address, for the error: "the scheduler".
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme == "tls" or (scheme == "tcp" and _is_loopback(rest)):
+        return
+    if scheme == "inproc":
+        raise InvalidArgumentError(
+            f"{what} has the address {address}: it is in this process, which cannot be killed and started again. Use "
+            "LocalCluster(processes=True, asynchronous=True)",
+            address=address,
+        )
+    raise InvalidArgumentError(
+        f"{what} has the address {address}: everything that Dask receives there is trusted and can run code. Use TLS: "
+        "pass distributed.security.Security(require_encryption=True, tls_ca_file=…, …) to the cluster and the Client. "
+        "On one machine, use tcp://127.0.0.1",
+        address=address,
+    )
+
+
+def _is_loopback(rest: str) -> bool:
+    host = rest.rpartition(":")[0]
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name, which may have more than one address
+        return False

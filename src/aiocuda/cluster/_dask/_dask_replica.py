@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import distributed
 from distributed.protocol.serialize import Serialize
 
 from ..._base._log import log
 from ..._processes._failures import text_of
+from .._engine import unanswered
 from .._messages import Create, Leave, Packet, Run
-from .._replica_info import ReplicaInfo
-from ._dask_workers import DaskWorker
-from ._frames import Frames, frames_of, packet_of
-from ._in_nanny import kill_process
-from ._replica_actor import ReplicaActor, ReplicaLease
+from .._served_object import ReplicaInfo
+from ._replica_actor import Frames, ReplicaActor, ReplicaLease, frames_of, kill_process, packet_of
 
-__all__ = ["DaskReplica"]
+__all__ = ["DaskReplica", "DaskWorker"]
 
 #: The most calls that Dask carries at once to one replica, and to all. Each has a connection of its own, and the pools
 #: of a client and a scheduler have 512: probes must not wait for one.
@@ -30,6 +28,15 @@ END_SECONDS = 2.0
 
 #: Seconds for a nanny to kill its worker.
 KILL_SECONDS = 10.0
+
+
+class DaskWorker(NamedTuple):
+    """A process of a worker. Its nanny starts another one, with another directory, when it has ended."""
+
+    address: str
+    nanny: str  #: the address of its nanny, which is the same for the next process; empty without a nanny
+    host: str
+    directory: str  #: is unique: an address may be that of an earlier process
 
 
 class DaskReplica:
@@ -84,10 +91,9 @@ class DaskReplica:
 
     def call(self, request: Packet) -> asyncio.Future[Packet]:
         """Send a request, and return the future of its reply."""
-        reply: asyncio.Future[Packet] = self._loop.create_future()
         if self._actor is None:
-            reply.set_exception(ConnectionResetError("the worker of the replica has no actor"))
-            return reply
+            return unanswered("the worker of the replica has no actor")
+        reply: asyncio.Future[Packet] = self._loop.create_future()
         self._waiting.add(reply)
         reply.add_done_callback(self._waiting.discard)
         # A cancelled reply leaves the task as it is: to cancel it would close the connection, which other calls use.

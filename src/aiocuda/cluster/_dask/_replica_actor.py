@@ -1,21 +1,38 @@
-"""ReplicaActor: an actor of Dask that answers the requests of a cluster."""
+"""ReplicaActor: an actor of Dask that answers the requests of a cluster. What runs in a worker and in its nanny."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pickle
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+import distributed
+import psutil
 from distributed.protocol.pickle import dumps
 
-from .._local._gpus import VISIBLE
+from ..._processes._messages import PROTOCOL
+from .._engine import VISIBLE
 from .._messages import Leave, Packet, Reply
-from .._replica_info import ReplicaInfo
+from .._served_object import ReplicaInfo
 from .._server import ReplicaServer
-from ._frames import Frames, frames_of, packet_of
 
-__all__ = ["ReplicaActor", "ReplicaLease"]
+__all__ = [
+    "Frames", "ReplicaActor", "ReplicaLease", "frames_of", "kill_process", "packet_of", "process_of", "starts_workers",
+]  # fmt: skip
+
+#: Seconds for a killed process to end.
+END_SECONDS = 5.0
+
+#: Seconds between two looks at it.
+PAUSE = 0.005
+
+#: The pickled message, and the bytes of its large buffers. Not a `Packet` or a `pickle.PickleBuffer`: a scheduler and
+#: its workers agree on protocol 4 of pickle, which has no buffers. A memory view needs no pickle.
+Frames = Sequence[bytes | memoryview]
 
 
 class ReplicaActor:
@@ -92,3 +109,37 @@ class ReplicaLease:
 
 #: The actors of this process, by the name of their leases.
 _ACTORS: weakref.WeakValueDictionary[str, ReplicaActor] = weakref.WeakValueDictionary()
+
+
+def frames_of(packet: Packet) -> Frames:
+    """Return a packet as frames."""
+    return [pickle.dumps(packet.message, PROTOCOL), *packet.buffers]
+
+
+def packet_of(frames: Frames) -> Packet:
+    """Return the packet of frames. Its buffers are those of the frames."""
+    message, *buffers = frames
+    return Packet(pickle.loads(message), [memoryview(buffer) for buffer in buffers])
+
+
+def process_of(directory: str, dask_worker: distributed.Nanny) -> int | None:
+    """Return the process id of the worker with this directory; None if the nanny has another worker, or none yet."""
+    return dask_worker.pid if dask_worker.worker_dir == directory else None
+
+
+def starts_workers(dask_worker: distributed.Nanny) -> bool:
+    """Return whether the nanny has a worker, or starts another one after its end."""
+    return dask_worker.status.name not in ("closing_gracefully", "closing", "closed", "failed")
+
+
+async def kill_process(process: int, dask_worker: distributed.Nanny) -> bool:
+    """Kill the worker if it is still this process. Return True when it has ended."""
+    deadline = asyncio.get_running_loop().time() + END_SECONDS
+    if dask_worker.pid == process:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            psutil.Process(process).kill()  # a stopped process ends, too
+    while dask_worker.pid == process:
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(PAUSE)
+    return True

@@ -12,17 +12,18 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ...errors import UnsupportedError
-from .._engine import LostListener
+from ...errors import InvalidArgumentError, UnsupportedError
+from .._engine import VISIBLE, LostListener, unanswered
 from .._messages import Packet, Pickler
-from .._replica_info import ReplicaInfo
-from ._gpus import check_same, gpus_of
+from .._served_object import ReplicaInfo
 from ._replica_process import ReplicaProcess
 
 __all__ = ["LocalEngine"]
 
 #: Seconds in which a process ends by itself after its sockets were closed.
 END_SECONDS = 1.0
+
+_CURES = f"share GPUs with {VISIBLE}=0,0 (an entry for each replica), or use the host driver with AIOCUDA_DRIVER=host"
 
 
 class LocalEngine:
@@ -48,7 +49,7 @@ class LocalEngine:
         """Choose the GPUs of the replicas."""
         if sys.platform == "win32":
             raise UnsupportedError("the engine 'local' needs Linux or macOS: processes inherit socket pairs")
-        self._gpus = gpus_of(replicas)
+        self._gpus = _gpus_of(replicas)
         atexit.register(self._at_exit)
 
     async def spawn(self, replica: int, epoch: int) -> None:
@@ -59,7 +60,7 @@ class LocalEngine:
         has_gpu = await process.connect(self._reporter(replica, epoch))
         if epoch == 1 and has_gpu is not None:
             self._have_gpu[replica] = has_gpu
-            check_same(self._have_gpu)
+            _check_same(self._have_gpu)
 
     def _reporter(self, replica: int, epoch: int) -> Callable[[str], None]:
         def report(reason: str) -> None:
@@ -71,11 +72,7 @@ class LocalEngine:
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         """Send a request to a replica, and return the future of its reply."""
         process = self._processes.get(replica)
-        if process is None:
-            reply: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
-            reply.set_exception(ConnectionResetError("the replica has no process"))
-            return reply
-        return process.call(request)
+        return unanswered("the replica has no process") if process is None else process.call(request)
 
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         """Send a request to all replicas that have a process."""
@@ -121,3 +118,35 @@ def _call(reference: weakref.WeakMethod[Callable[[], None]]) -> None:
     method = reference()
     if method is not None:
         method()
+
+
+def _gpus_of(replicas: int) -> list[str]:
+    """Return the value of ``CUDA_VISIBLE_DEVICES`` for each replica.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The variable is set, and has fewer entries than there are replicas.
+    """
+    visible = os.environ.get(VISIBLE)
+    if visible is None:
+        return [str(index) for index in range(replicas)]
+    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
+    if not entries:
+        return [""] * replicas  # all GPUs are hidden: the host driver
+    if len(entries) < replicas:
+        raise InvalidArgumentError(
+            f"replicas={replicas}, but {VISIBLE}={visible} names {len(entries)}: use fewer replicas, or {_CURES}",
+            argument="replicas",
+        )
+    return entries[:replicas]
+
+
+def _check_same(have_gpu: dict[int, bool]) -> None:
+    """Raise `InvalidArgumentError` if some replicas have a GPU and others do not. Keys are the replicas' indices."""
+    without = [index for index, has in have_gpu.items() if not has]
+    if without and len(without) < len(have_gpu):
+        raise InvalidArgumentError(
+            f"replica {without[0]} has no GPU, and others have one: use fewer replicas, or {_CURES}",
+            argument="replicas",
+        )

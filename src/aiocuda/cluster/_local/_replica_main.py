@@ -1,4 +1,4 @@
-"""The program of a replica's process."""
+"""The program of a replica's process, and the form in which it exchanges packets with its parent."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import os
 import pickle
 import signal
 import sys
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..._processes._failures import Failure, failure_from
 from ..._processes._inherited_file import InheritedFile
+from ..._processes._message_socket import MessageSocket
 from ..._processes._messages import Pipe, pipe_of
 from ..._processes._parent_watch import end_with_parent
 from ...lowlevel import has_gpu
+from .._engine import VISIBLE
 from .._messages import Packet
-from .._replica_info import ReplicaInfo
+from .._served_object import ReplicaInfo
 from .._server import ReplicaServer
-from ._gpus import VISIBLE
-from ._packet_socket import PacketSocket
 
-__all__ = ["IGNORED", "Hello", "ReplicaSetup", "main"]
+__all__ = ["IGNORED", "Hello", "PacketSocket", "ReplicaSetup", "main"]
 
 #: Seconds to leave the objects when the parent has closed its sockets without a `Leave`.
 LEAVE_SECONDS = 5.0
@@ -58,6 +59,47 @@ class Hello(NamedTuple):
 
     has_gpu: bool | None = None  #: None if no GPU was looked for
     failure: Failure | None = None  #: a GPU is there and does not work
+
+
+class PacketSocket:
+    """Sends and receives numbered packets over a socket pair.
+
+    Parameters
+    ----------
+    loop
+    pipe
+    received
+        Called with this object, the number and the packet.
+    lost
+        Called once when the other end is closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pipe: Pipe,
+        received: Callable[[PacketSocket, int, Packet], object],
+        lost: Callable[[], object],
+    ) -> None:
+        self._received = received
+        self._socket = MessageSocket(loop, pipe, self._unpack, lost)
+
+    def send(self, number: int, packet: Packet) -> None:
+        """Send a packet. Its buffers must not change until it is sent."""
+        sizes = tuple(view.nbytes for view in packet.buffers)
+        self._socket.send((number, packet.message, sizes), packet.buffers)
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        self._socket.close()
+
+    def _unpack(self, value: tuple[int, Any, Sequence[int]], rest: memoryview) -> None:
+        number, message, sizes = value
+        buffers, at = [], 0
+        for size in sizes:
+            buffers.append(rest[at : at + size])
+            at += size
+        self._received(self, number, Packet(message, buffers))
 
 
 def main(setup: ReplicaSetup) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 from ..._processes._inherited_file import InheritedFile
 from ..._processes._messages import pipes
-from .._errors import ReplicaLostError, exception_of
-from .._messages import Create, Packet, Run
-from .._replica_info import ReplicaInfo
-from ._packet_socket import PacketSocket
-from ._replica_main import IGNORED, Hello, ReplicaSetup, main
+from ...errors import ReplicaLostError
+from .._engine import unanswered
+from .._messages import Create, Packet, Run, exception_of
+from .._served_object import ReplicaInfo
+from ._replica_main import IGNORED, Hello, PacketSocket, ReplicaSetup, main
 
 __all__ = ["ReplicaProcess"]
 
@@ -118,12 +118,10 @@ class ReplicaProcess:
 
     def call(self, request: Packet) -> asyncio.Future[Packet]:
         """Send a request, and return the future of its reply."""
-        reply: asyncio.Future[Packet] = self._loop.create_future()
-        body = request.message.body
-        socket = self._calls if isinstance(body, Run | Create) else self._control
+        socket = self._calls if isinstance(request.message.body, Run | Create) else self._control
         if socket is None:
-            reply.set_exception(ConnectionResetError("the process of the replica has ended"))
-            return reply
+            return unanswered("the process of the replica has ended")
+        reply: asyncio.Future[Packet] = self._loop.create_future()
         number = next(self._numbers)
         self._waiting[number] = reply
         reply.add_done_callback(functools.partial(self._forget, number))
