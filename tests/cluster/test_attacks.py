@@ -197,8 +197,9 @@ def test_cluster_that_is_collected_leaves_no_process() -> None:
     replica = psutil.Process(pid)
     assert replica.is_running()
     collected = weakref.ref(cluster)
-    del cluster
-    gc.collect()
+    with pytest.warns(ResourceWarning, match="unclosed cluster, opened at"):
+        del cluster
+        gc.collect()
     assert collected() is None
     replica.wait(5)
 
