@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from .._base._user_code import LEAVES_LOOP
-from .._processes._inherited_file import InheritedFile
 from .._processes._messages import Buffer, Parts, Pickled, pickled
+from .._processes._parent import InheritedFile
 from ..errors import ClosedError, WorkerLostError
 from ..lowlevel import Jobs
 from ._fields import Layout

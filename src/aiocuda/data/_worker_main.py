@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._processes._failures import Failure, failure_from
-from .._processes._inherited_file import InheritedFile
-from .._processes._messages import Buffer, Parts, Pickled, pickled, pipe_of, receive, send, unpickled
-from .._processes._parent_watch import end_with_parent
+from .._processes._messages import Buffer, Parts, Pickled, pickled, receive, send, unpickled
+from .._processes._parent import InheritedFile, Start, end_with_parent, own_end
 from ._fields import Layout, SampleDecoder
 
 __all__ = ["NO_ROW", "Reply", "Request", "WorkerSetup", "main"]
@@ -80,13 +79,9 @@ def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
     _keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends the workers
     end_with_parent()
-    with pipe_of(pipe.fd) as parent, contextlib.suppress(EOFError, ConnectionError):
-        try:
+    with own_end(pipe) as parent, contextlib.suppress(EOFError, ConnectionError):
+        with Start(parent):
             worker = _Worker(setup)
-        except BaseException as error:  # noqa: BLE001 - the parent raises it
-            send(parent, failure_from(error), [])
-            return
-        send(parent, None, [])
         while True:
             buffers: list[Buffer] = []
             request, rest = receive(parent)

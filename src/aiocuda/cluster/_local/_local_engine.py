@@ -5,25 +5,143 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import itertools
+import math
 import os
 import pickle
+import signal
 import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
+from typing import Any
 
-from ...errors import InvalidArgumentError, UnsupportedError
+from ..._base._off_loop import off_loop
+from ..._processes._child import END_SECONDS, Child
+from ..._processes._failures import Failure
+from ...errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
 from .._engine import VISIBLE, LostListener, unanswered
-from .._messages import Packet, Pickler
+from .._messages import Create, Packet, Pickler, Run, exception_of
 from .._served_object import ReplicaInfo
-from ._replica_process import ReplicaProcess
+from ._replica_main import IGNORED, ReplicaSetup, main, packet_of, send_packet
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalEngine", "ReplicaProcess"]
 
-#: Seconds in which a process ends by itself after its sockets were closed.
-END_SECONDS = 1.0
+#: Seconds for a process to start: it imports the main module of the program.
+START_SECONDS = 60.0
+
+#: Seconds to wait for the exit code of a process that has closed its sockets.
+EXIT_CODE_SECONDS = 0.1
 
 _CURES = f"share GPUs with {VISIBLE}=0,0 (an entry for each replica), or use the host driver with AIOCUDA_DRIVER=host"
+
+
+class ReplicaProcess(Child):
+    """The process of a replica. Its methods are for the loop, except `start` and `kill`."""
+
+    def __init__(self, info: ReplicaInfo, visible: str) -> None:
+        name = f"aiocuda-replica-{info.index}"
+        super().__init__(main, ReplicaSetup(info, visible), name=name, use="open a cluster", method="spawn", pairs=2)
+        self.info = info
+        self._loop = asyncio.get_running_loop()
+        self._lost: Callable[[str], object] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Packet]] = {}  # for replies
+
+    def start(self) -> None:
+        """Start the process. **May block.** The thread must live as long as the process.
+
+        SIGINT and SIGTERM are blocked in the thread from now on.
+        """
+        if sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start unblocks the signals
+            # The process inherits the mask of this thread: Ctrl-C does not interrupt its imports.
+            signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+        super().start()
+
+    async def open(self, lost: Callable[[str], object]) -> bool | None:
+        """Wait until the process answers. Return whether it has a GPU; None if it has not looked for one.
+
+        ``lost`` is called with the reason when the process has ended by itself.
+        """
+        self._lost = lost
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                first = await off_loop(self.first_message)
+        except TimeoutError:
+            raise self._error(f"its process has not started within {START_SECONDS:g} s") from None
+        except EOFError:
+            await self._report_end()
+            raise self._error(f"its process {self.early_end}") from None
+        if isinstance(first, Failure):
+            raise exception_of(first, f"replica {self.info.index}")
+        self.connect(self._receive, self._on_end_of_file)
+        has_gpu: bool | None = first
+        return has_gpu
+
+    def call(self, request: Packet) -> asyncio.Future[Packet]:
+        """Send a request, and return the future of its reply."""
+        if not self.sockets or self._lost is None:
+            return unanswered("the process of the replica has not started, or has ended")
+        reply: asyncio.Future[Packet] = self._loop.create_future()
+        number = next(self._numbers)
+        self._waiting[number] = reply
+        reply.add_done_callback(lambda _: self._waiting.pop(number, None))
+        control, calls = self.sockets
+        send_packet(calls if isinstance(request.message.body, Run | Create) else control, number, request)
+        return reply
+
+    def _receive(self, value: Any, rest: memoryview) -> None:
+        number, reply = packet_of(value, rest)
+        waiter = self._waiting.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(reply)
+
+    def _on_end_of_file(self) -> None:
+        if self._reporting is None:
+            self._reporting = self._loop.create_task(self._report_end())
+
+    async def _report_end(self) -> None:
+        """Report the loss with the exit code, which is known some milliseconds after the sockets have closed."""
+        await self._ended(EXIT_CODE_SECONDS)
+        if self._lost is not None:
+            self._lost(f"its process {self.ending}")
+            self.disconnect()
+
+    def _error(self, reason: str) -> ReplicaLostError:
+        index, epoch = self.info.index, self.info.epoch
+        return ReplicaLostError(f"replica {index} was lost: {reason}", replica=index, epoch=epoch, reason=reason)
+
+    def disconnect(self) -> None:
+        """Close the sockets, so that the process ends by itself. ``lost`` is not called any more."""
+        self._lost = None
+        self.dismiss()
+        if self._reporting is not None:
+            self._reporting.cancel()  # it may be the running task, which returns now
+        for waiter in tuple(self._waiting.values()):
+            if not waiter.done():
+                waiter.set_exception(ConnectionResetError("the process of the replica was ended"))
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        """Close the sockets, kill the process after some seconds, and wait until it has ended. No start of it runs."""
+        self.disconnect()
+        self._close_theirs()
+        if not await self._ended(seconds):
+            self.kill()
+            await self._ended(math.inf)
+
+    async def _ended(self, seconds: float) -> bool:
+        """Wait until the process has ended and is reaped; False if that takes more than ``seconds``."""
+        deadline = self._loop.time() + seconds
+        pause = 0.001
+        while self.runs:
+            if self._loop.time() >= deadline:
+                return False
+            await asyncio.sleep(pause)  # waitpid: a signal handler of ours would replace the program's
+            pause = min(2 * pause, 0.05)
+        return True
 
 
 class LocalEngine:
@@ -56,18 +174,15 @@ class LocalEngine:
         """Start a process for a replica, and wait until it answers."""
         info = ReplicaInfo(replica, len(self._gpus), epoch)
         process = self._processes[replica] = ReplicaProcess(info, self._gpus[replica])
-        await asyncio.get_running_loop().run_in_executor(self._launcher, process.launch)
-        has_gpu = await process.connect(self._reporter(replica, epoch))
+        await asyncio.get_running_loop().run_in_executor(self._launcher, process.start)
+        has_gpu = await process.open(functools.partial(self._report, replica, epoch))
         if epoch == 1 and has_gpu is not None:
             self._have_gpu[replica] = has_gpu
             _check_same(self._have_gpu)
 
-    def _reporter(self, replica: int, epoch: int) -> Callable[[str], None]:
-        def report(reason: str) -> None:
-            for listener in self._listeners:
-                listener(replica, epoch, reason)
-
-        return report
+    def _report(self, replica: int, epoch: int, reason: str) -> None:
+        for listener in self._listeners:
+            listener(replica, epoch, reason)
 
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         """Send a request to a replica, and return the future of its reply."""
@@ -87,9 +202,8 @@ class LocalEngine:
         if replica is not None:
             process = self._processes.get(replica)
             if process is not None:
-                process.disconnect()
                 process.kill()
-                await process.ended()
+                await process.stop()
                 if self._processes.get(replica) is process:
                     del self._processes[replica]
             return
@@ -97,11 +211,7 @@ class LocalEngine:
             process.disconnect()
         # A process that is being started has started then.
         await asyncio.get_running_loop().run_in_executor(self._launcher, int)
-        processes = list(self._processes.values())
-        await asyncio.gather(*(process.ended(END_SECONDS) for process in processes))
-        for process in processes:
-            process.kill()
-        await asyncio.gather(*(process.ended() for process in processes))
+        await asyncio.gather(*(process.stop(END_SECONDS) for process in self._processes.values()))
         self._processes.clear()
         self._launcher.shutdown(wait=False)
         atexit.unregister(self._at_exit)

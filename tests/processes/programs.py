@@ -1,0 +1,58 @@
+"""Programs of the processes that `test_child.py` starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from aiocuda._processes._messages import receive, send
+from aiocuda._processes._parent import InheritedFile, Start, end_with_parent, own_end
+
+__all__ = ["echo", "ends_early", "ends_with_child", "fails", "ignores_the_end"]
+
+
+def echo(pipe: InheritedFile, other: InheritedFile, setup: Any) -> None:
+    """Send the setup as the first message, then each message back on the other socket."""
+    end_with_parent()
+    with own_end(pipe) as parent, own_end(other) as answers, contextlib.suppress(EOFError):
+        with Start(parent) as start:
+            start.result = setup
+        while True:
+            message, rest = receive(parent)
+            send(answers, (message, bytes(rest)), [])
+
+
+def fails(pipe: InheritedFile, setup: Any) -> None:
+    with own_end(pipe) as parent:
+        with Start(parent):
+            raise LookupError(setup)
+        send(parent, "not reached", [])
+
+
+def ends_early(pipe: InheritedFile, setup: int) -> None:
+    if setup < 0:
+        os.kill(os.getpid(), -setup)
+    os._exit(setup)
+
+
+def ignores_the_end(pipe: InheritedFile, setup: Any) -> None:
+    with own_end(pipe) as parent:
+        with Start(parent):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)  # noqa: TID251 - it is killed
+
+
+def ends_with_child(pipe: InheritedFile, setup: float) -> None:
+    """Start a program that inherits all descriptors, and a fork; then end. They end after some seconds."""
+    parent = own_end(pipe)
+    with Start(parent):
+        subprocess.Popen(["sleep", str(setup)], close_fds=False)
+    if not os.fork():
+        time.sleep(setup)  # noqa: TID251 - as a daemon does
+        os._exit(0)
+    receive(parent)
+    os._exit(3)
