@@ -6,13 +6,13 @@ import dataclasses
 from collections import deque
 from typing import Literal, TypeAlias
 
+from .._base._average import Average
+from .._base._percentiles import mean_p50_p99
+
 __all__ = ["CallMeter", "ClusterStatistics", "MethodTimes", "ReplicaState", "ReplicaStatistics"]
 
 #: Latencies that are remembered for each replica.
 REMEMBERED = 1024
-
-#: The weight of a new measurement in a predicted time.
-WEIGHT = 0.125
 
 ReplicaState: TypeAlias = Literal["starting", "running", "restarting", "stopped"]
 
@@ -74,28 +74,30 @@ class CallMeter:
 
     def percentiles(self) -> tuple[float, float]:
         """Return the median and the 99th percentile of the latencies."""
-        times = sorted(self._latencies) or [0.0]
-        return times[len(times) // 2], times[len(times) * 99 // 100]
+        return mean_p50_p99(self._latencies)[1:]
 
 
 class MethodTimes:
-    """The predicted time of a call, by object and method: the exponentially weighted mean of the measured times."""
+    """The predicted time of a call, by object and method: the moving average of the measured times."""
 
     def __init__(self) -> None:
-        self._means: dict[tuple[int, str], float] = {}
+        self._averages: dict[tuple[int, str], Average] = {}
 
     def predicted(self, number: int, method: str) -> float:
         """Return seconds. A method that was not measured has the mean of the others; 1 s if there are none."""
-        known = self._means.get((number, method))
+        known = self._averages.get((number, method))
         if known is not None:
-            return known
-        return sum(self._means.values()) / len(self._means) if self._means else 1.0
+            return known.mean
+        return sum(each.mean for each in self._averages.values()) / len(self._averages) if self._averages else 1.0
 
     def note(self, number: int, method: str, seconds: float) -> None:
         """Note the measured time of a call."""
-        known = self._means.get((number, method), seconds)
-        self._means[number, method] = known + WEIGHT * (seconds - known)
+        known = self._averages.get((number, method))
+        if known is None:
+            self._averages[number, method] = Average(seconds)
+        else:
+            known.add(seconds)
 
     def forget(self, number: int) -> None:
         """Forget an object."""
-        self._means = {key: mean for key, mean in self._means.items() if key[0] != number}
+        self._averages = {key: average for key, average in self._averages.items() if key[0] != number}
