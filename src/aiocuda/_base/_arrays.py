@@ -55,10 +55,13 @@ def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
     if isinstance(shape, (str, bytes)) or shape is None:
         raise InvalidTypeError(f"a shape must be an integer or a tuple of integers, not {shape!r}")
     extents: tuple[Any, ...] = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    checked = tuple(map(_as_extent, extents))
-    if math.prod(checked) * itemsize > MOST_BYTES:
-        raise InvalidArgumentError(f"shape {checked} of {itemsize}-byte items is more than 2**63 - 1 bytes")
-    return checked
+    for extent in extents:
+        if type(extent) is not int or extent < 0:
+            extents = tuple(map(_as_extent, extents))
+            break
+    if math.prod(extents) * itemsize > MOST_BYTES:
+        raise InvalidArgumentError(f"shape {extents} of {itemsize}-byte items is more than 2**63 - 1 bytes")
+    return extents
 
 
 def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -81,8 +81,10 @@ class DeviceBuffer:
     @property
     def address(self) -> int:
         """The address of the first byte on the device; 0 for a buffer of no bytes."""
-        self._block.check()
-        return self._block.address + self._offset
+        block = self._block
+        if block.freed or block.owner.closed:
+            block.check()  # raises
+        return block.address + self._offset
 
     @property
     def size(self) -> int:

@@ -250,7 +250,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         block = self._block
         if block is None or block.owner.closed or (block.nbytes == 0 and self.nbytes):
             return None
-        if block.nbytes and not block.address <= self.address < block.address + block.nbytes:
+        if block.nbytes and not block.address <= (self._address or self.address) < block.address + block.nbytes:
             return None
         if block.freed:
             block.check()
