@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from .steps import count_steps
+from aiocuda import open_device
+from aiocuda.data import DataLoader
+
+from .steps import Steps, count_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "host-time.md"
 
@@ -20,6 +24,7 @@ MOST = {
     "item of three stages": 66,
     "request of a batcher": 79,
 }
+MOST_OF_A_BATCH = 130
 
 
 @pytest.mark.python_core
@@ -35,6 +40,26 @@ async def test_hot_paths_make_at_most_so_many_calls() -> None:
     assert counted.keys() == MOST.keys()
     for name, calls in counted.items():
         assert calls <= MOST[name], name
+
+
+@pytest.mark.python_core
+@pytest.mark.asyncio
+async def test_batch_of_a_loader_makes_at_most_so_many_calls() -> None:
+    """On the loop's thread. How often the consumer waits for the threads changes the number by ten."""
+    samples, fewest = np.ones((1600, 4), np.float32), float("inf")
+    async with open_device(driver="host") as device:
+        for _ in range(20):
+            async with DataLoader(device, samples, fields={"x": ((4,), "f4")}, batch_size=4) as loader:
+                batches = aiter(loader)
+                for _ in range(100):
+                    await anext(batches)
+                with Steps() as steps:
+                    for _ in range(200):
+                        await anext(batches)
+            fewest = min(fewest, steps.total / 200)
+            if fewest <= MOST_OF_A_BATCH:
+                break
+    assert fewest <= MOST_OF_A_BATCH
 
 
 def test_the_page_has_these_numbers() -> None:

@@ -266,6 +266,15 @@ async def test_bound_copies_are_limited(device: Device, stream: Stream) -> None:
             stream.copy(buffer, source)
         await stream.synchronize()
     assert len(stream._transfers._bound) <= MOST_BOUND
+    assert len(stream._transfers._made) <= MOST_BOUND
+
+
+async def test_copies_of_new_buffers_are_not_bound(device: Device, stream: Stream) -> None:
+    """A new buffer may have the id of one that was collected."""
+    source = device.pinned(4, "i4")
+    for _ in range(20):
+        await stream.copy(stream.empty(4, "i4"), source)
+    assert stream._transfers._bound == {}
 
 
 async def test_bound_copy_of_another_opening_is_refused_after_its_close() -> None:
