@@ -53,7 +53,7 @@ def _needs_gpu(value: Any) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest calls `parametrize` for marks and fixtures
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Leave out parameters marked ``gpu`` if there is no NVIDIA driver, since a fifth of all tests would be skipped.
+    """Leave out parameters marked ``gpu`` if there is no NVIDIA driver, since a sixth of all tests would be skipped.
 
     All remain with ``--require-gpu``, and if ``-m`` names ``gpu``. A test with such parameters only keeps them.
     """
