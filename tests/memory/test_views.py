@@ -17,7 +17,7 @@ from aiocuda import DeviceBuffer, InvalidArgumentError, Stream
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -28,7 +28,7 @@ Array: TypeAlias = npt.NDArray[Any]
 #: Runs a coroutine function with a stream.
 Run: TypeAlias = Callable[[Callable[[Stream], Coroutine[Any, Any, None]]], None]
 
-QUICK = settings(max_examples=50, deadline=None)
+QUICK = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SHAPES = nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 DTYPES = st.sampled_from([np.dtype(code) for code in "?bHiQefdFD"])
