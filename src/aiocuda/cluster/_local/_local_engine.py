@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import functools
 import itertools
-import math
 import os
 import pickle
 import signal
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from typing import Any
+
+import anyio
 
 from ..._base._off_loop import off_loop
 from ..._processes._child import END_SECONDS, Child
@@ -68,7 +69,7 @@ class ReplicaProcess(Child):
         """
         self._lost = lost
         try:
-            async with asyncio.timeout(START_SECONDS):
+            with anyio.fail_after(START_SECONDS):
                 first = await off_loop(self.first_message)
         except TimeoutError:
             raise self._error(f"its process has not started within {START_SECONDS:g} s") from None
@@ -105,7 +106,8 @@ class ReplicaProcess(Child):
 
     async def _report_end(self) -> None:
         """Report the loss with the exit code, which is known some milliseconds after the sockets have closed."""
-        await self._ended(EXIT_CODE_SECONDS)
+        with anyio.move_on_after(EXIT_CODE_SECONDS):
+            await self._ended()
         if self._lost is not None:
             self._lost(f"its process {self.ending}")
             self.disconnect()
@@ -128,20 +130,17 @@ class ReplicaProcess(Child):
         """Close the sockets, kill the process after some seconds, and wait until it has ended. No start of it runs."""
         self.disconnect()
         self._close_theirs()
-        if not await self._ended(seconds):
-            self.kill()
-            await self._ended(math.inf)
+        with anyio.move_on_after(seconds):
+            await self._ended()
+        self.kill()
+        await self._ended()
 
-    async def _ended(self, seconds: float) -> bool:
-        """Wait until the process has ended and is reaped; False if that takes more than ``seconds``."""
-        deadline = self._loop.time() + seconds
+    async def _ended(self) -> None:
+        """Wait until the process has ended and is reaped."""
         pause = 0.001
         while self.runs:
-            if self._loop.time() >= deadline:
-                return False
             await asyncio.sleep(pause)  # waitpid: a signal handler of ours would replace the program's
             pause = min(2 * pause, 0.05)
-        return True
 
 
 class LocalEngine:
@@ -211,7 +210,9 @@ class LocalEngine:
             process.disconnect()
         # A process that is being started has started then.
         await asyncio.get_running_loop().run_in_executor(self._launcher, int)
-        await asyncio.gather(*(process.stop(END_SECONDS) for process in self._processes.values()))
+        async with anyio.create_task_group() as group:
+            for process in self._processes.values():
+                group.start_soon(process.stop, END_SECONDS)
         self._processes.clear()
         self._launcher.shutdown(wait=False)
         atexit.unregister(self._at_exit)
