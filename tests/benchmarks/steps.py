@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+import numpy as np
+
 import aiocuda
 from aiocuda.serving import Batch, MicroBatcher
 
@@ -85,10 +87,12 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
         of_functions = device.stream()
         driver.wants_image = False
         buffer, pinned = stream.empty(64), device.pinned(64)
+        array, uploads = np.zeros(64, np.float32), list[object]()
         paths: dict[str, Callable[[], object]] = {
             "copy from pinned memory": lambda: stream.copy(buffer, pinned),
             "launch": lambda: stream.launch(kernel, 1, 1, buffer),
             "empty and free": lambda: stream.empty(64).free(),
+            "upload of a small array": lambda: uploads.append(stream.upload(array)),
             "submit": lambda: of_functions.submit(print, end=""),
         }
         for name, path in paths.items():

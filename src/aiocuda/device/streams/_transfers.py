@@ -19,7 +19,7 @@ from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, Unsuppo
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of
-from ...memory._staging import stage_down, stage_up
+from ...memory._staging import SMALL_BYTES, move_small, stage_down, stage_up
 from ...memory._unified import UnifiedBuffer, place_of
 from ...memory.interchange._host_arrays import as_source, as_target
 from .._resources import DeviceResources
@@ -40,9 +40,9 @@ class Transfers:
     ``copies`` counts the copies within a device and between devices.
     """
 
-    __slots__ = ("_access", "_bound", "_driver", "_host_writes", "_made", "_pinned_pool", "_queue", "_resources",
-                 "_staging", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
-                 "uploads")  # fmt: skip
+    __slots__ = ("_access", "_bound", "_driver", "_estimates", "_host_writes", "_made", "_pinned_pool", "_queue",
+                 "_resources", "_staging", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads",
+                 "fills", "uploads")  # fmt: skip
 
     def __init__(self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess) -> None:
         self._resources = resources
@@ -56,10 +56,15 @@ class Transfers:
         self._bound: dict[tuple[int, int], BoundCopy] = {}
         #: The device buffer of each copy that was made before, by the same ids: later, another pair may have them.
         self._made: dict[tuple[int, int], weakref.ref[DeviceBuffer]] = {}
+        self._estimates: dict[tuple[str, int], Estimate] = {}  # by kind, and the power of two at or above the size
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
     def upload(self, array: Any) -> StreamOperation[DeviceBuffer]:
+        if type(array) is np.ndarray and array.nbytes <= SMALL_BYTES:
+            operation = self._upload_small(array)
+            if operation is not None:
+                return operation
         source = as_source(array, self._pinned_pool)
         queue = self._queue
         queue.check()
@@ -73,6 +78,53 @@ class Transfers:
         if source.nbytes:
             # If the operation has an event already, that comes after the allocation. One on the host may never get one.
             block_of(target).allocated_by(operation if operation.lease is not None else queue.submit_marker())
+        return operation
+
+    def _upload_small(self, array: npt.NDArray[Any]) -> StreamOperation[DeviceBuffer] | None:
+        """Enqueue the upload of an array that fits a small staging buffer. None if anything is unusual.
+
+        The host reads the array now, so the operation need not hold it.
+        """
+        queue, staging, nbytes = self._queue, self._staging, array.nbytes
+        queue.check()
+        address = address_of(array)
+        if not nbytes or queue.obstacles or not array.flags.c_contiguous:
+            return None
+        if self._host_writes.writer(address, nbytes) is not None:
+            return None
+        small = staging.take_small()
+        if small is None:
+            return None
+        target: DeviceBuffer | None = None
+        try:
+            target = self._resources.memory.empty(queue, array.shape, array.dtype, marked=False)
+            move_small(small, address, nbytes)
+            block = target._block
+            assert block is not None
+            call = (queue.handle, block.address, small, nbytes)
+            operation = queue.enqueue("upload", self._estimate("upload", nbytes), self._driver.upload, call, target)
+        except BaseException:
+            staging.return_small(small)
+            if target is not None:
+                block_of(target).allocated_by(queue.submit_marker())  # no caller has the buffer: see `upload`
+            raise
+        block.uses[queue] = operation
+        self.uploads += 1
+        self.bytes_uploaded += nbytes
+        if operation.status < DONE and operation.failure is None:
+            operation.value = target
+
+            def passed() -> None:
+                block.forget(queue, operation)  # a buffer would hold itself: see `_set_result`
+                staging.return_small(small)
+
+            operation.on_settled = passed
+        elif operation.status >= DONE:
+            staging.return_small(small)
+        else:
+            operation.on_settled = lambda: staging.return_small(small)
+        if block.allocation_event is None:
+            block.allocated_by(operation if operation.lease is not None else queue.submit_marker())
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:
@@ -328,7 +380,11 @@ class Transfers:
             buffer._used(self._resources.index, operation, reads=not writes, writes=writes)
 
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
-        return self._queue.device_state.predictor.estimate((kind, nbytes.bit_length()))
+        key = (kind, nbytes.bit_length())
+        found = self._estimates.get(key)
+        if found is None:
+            found = self._estimates[key] = self._queue.device_state.predictor.estimate(key)
+        return found
 
     def _set_result(self, operation: StreamOperation[Any], value: object, *blocks: Block) -> None:
         """Set the operation's result, unless it has failed already.
