@@ -87,7 +87,7 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
         of_functions = device.stream()
         driver.wants_image = False
         buffer, pinned = stream.empty(64), device.pinned(64)
-        array, uploads = np.zeros(64, np.float32), list[object]()
+        array, uploads = np.zeros(64, np.float32), list[aiocuda.Operation[aiocuda.DeviceBuffer]]()
         paths: dict[str, Callable[[], object]] = {
             "copy from pinned memory": lambda: stream.copy(buffer, pinned),
             "launch": lambda: stream.launch(kernel, 1, 1, buffer),
@@ -99,6 +99,8 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
             for _ in range(5):
                 path()
                 await aiocuda.gather(stream.synchronize(), of_functions.synchronize())
+            while uploads:
+                uploads.pop().result().free()  # for the next one
             with Steps() as steps:
                 path()
             counted[name] = steps, 1

@@ -18,10 +18,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "host-time.md"
 MOST = {
     "copy from pinned memory": 4,
     "launch": 4,
-    "empty and free": 17,
+    "empty and free": 16,
     "submit": 19,
     "coordinator.compute": 22,
-    "upload of a small array": 26,
+    "upload of a small array": 20,
     "item of three stages": 57,
     "request of a batcher": 82,
 }
@@ -35,6 +35,8 @@ async def test_hot_paths_make_at_most_so_many_calls() -> None:
     for _ in range(20):  # a busy machine adds calls: the timers of the event loop run
         for name, (steps, times) in (await count_steps()).items():
             calls = int(steps.total / times)
+            if name == "upload of a small array":
+                assert len({file for file, _ in steps.calls}) <= 12
             counted[name] = min(calls, counted.get(name, calls))
         if all(calls <= MOST[name] for name, calls in counted.items()):
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, Operation, Stream
 from aiocuda.driver.host import HostDriver
+from aiocuda.lowlevel import resources_of
 from aiocuda.memory._staging import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNKS, SLAB_BYTES, SMALL_BYTES, chunk_bytes
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
@@ -318,3 +320,54 @@ async def test_chunks_are_small_at_both_ends_and_cover_all(nbytes: int) -> None:
     if nbytes >= 1 << 30:
         assert chunks[len(chunks) // 2] == CHUNK_BYTES
         assert len(chunks) < 1.2 * nbytes / CHUNK_BYTES
+
+
+@pytest.mark.parametrize("error", [refusal, KeyboardInterrupt], ids=["refusal", "Ctrl-C"])
+async def test_refused_small_upload_returns_its_staging_buffer_and_its_memory(error: Any) -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        for _ in range(3):  # until the slab is locked
+            await quickly(stream.upload(noise(100)).wait())
+        staging = resources_of(device).loop_states.here().staging
+        await until(lambda: staging.small, "the slab")
+        free = len(staging.small)
+        peer.refuse("upload", error=error)
+        with contextlib.suppress(DriverError, KeyboardInterrupt):
+            await quickly(stream.upload(noise(100)).wait())
+        with contextlib.suppress(aiocuda.SkippedError):  # after Ctrl-C, which fails later work until a task is told
+            await quickly(stream.synchronize())
+        assert len(staging.small) == free
+        gc.collect()
+        await until(lambda: device.memory.statistics().live_bytes == 0, "the free of the memory")
+        given = noise(100, 1)
+        assert np.array_equal(await quickly(stream.download(await stream.upload(given)).wait()), given)
+
+
+async def test_small_upload_on_a_failed_stream_is_skipped_and_returns_its_staging_buffer() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = await stream.upload(noise(100))
+        staging = resources_of(device).loop_states.here().staging
+        await until(lambda: staging.small, "the slab")
+        free = len(staging.small)
+        peer.refuse("fill")
+        failed, skipped = stream.fill(buffer, 1), stream.upload(noise(100))
+        with pytest.raises(DriverError):
+            await quickly(failed.wait())
+        with pytest.raises(aiocuda.SkippedError):
+            await quickly(skipped.wait())
+        assert len(staging.small) == free
+        assert np.array_equal(await stream.download(await stream.upload(noise(100))), noise(100))
+
+
+async def test_result_of_a_small_upload_does_not_hold_itself(stream: Stream) -> None:
+    for _ in range(3):
+        await quickly(stream.upload(noise(100)).wait())
+    gc.disable()
+    try:
+        operation = stream.upload(noise(100))
+        buffer = weakref.ref(await quickly(operation.wait()))
+        del operation
+        assert buffer() is None
+    finally:
+        gc.enable()

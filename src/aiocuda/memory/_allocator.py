@@ -111,7 +111,12 @@ class DeviceMemory(MemoryFields):
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.device_state.device, 0, 0, queue, self), 0, extents, kind)
         managed = self.managed
-        if self.dropped or self._deferred or managed.dropped or managed.deferred_frees or self.exports.returned:
+        if (
+            self.dropped
+            or self._deferred
+            or (managed.live and (managed.dropped or managed.deferred_frees))
+            or self.exports.returned
+        ):
             self.sweep(queue.reactor, SWEEP_LIMIT)
         found = self.take(queue, nbytes, extents, kind)
         if found is not None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
 from ..._core import CLOSED, DONE, BoundCopy, Estimate, new_operation
+from ...completion._extra import Extra
 from ...completion._stream_operation import StreamOperation, check_awaited
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
@@ -111,18 +112,18 @@ class Transfers:
         block.uses[queue] = operation
         self.uploads += 1
         self.bytes_uploaded += nbytes
-        if operation.status < DONE and operation.failure is None:
-            operation.value = target
 
-            def passed() -> None:
-                block.forget(queue, operation)  # a buffer would hold itself: see `_set_result`
-                staging.return_small(small)
-
-            operation.on_settled = passed
-        elif operation.status >= DONE:
+        def passed() -> None:
+            block.forget(queue, operation)  # a buffer would hold itself: see `_set_result`
             staging.return_small(small)
+
+        if operation.status <= DONE and (operation.extra is None or operation.failure is None):
+            operation.value = target
+        if operation.status >= DONE:
+            passed()
         else:
-            operation.on_settled = lambda: staging.return_small(small)
+            extra = operation.extra = operation.extra or Extra()
+            extra.on_settled = passed
         if block.allocation_event is None:
             block.allocated_by(operation if operation.lease is not None else queue.submit_marker())
         return operation
