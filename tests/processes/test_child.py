@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -141,6 +142,17 @@ def test_processes_that_a_process_has_started_do_not_hide_its_end(method: str) -
         assert process.end() == 3
 
     asyncio.run(main())
+
+
+def test_the_default_timeout_of_sockets_has_no_effect(method: str) -> None:
+    socket.setdefaulttimeout(0.0)
+    try:
+        process = child(programs.echo, 1, method, pairs=2)
+        process.start()
+        assert process.first_message() == 1
+        assert process.end() == 0
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_a_process_that_other_code_has_waited_for_has_no_exit_code() -> None:

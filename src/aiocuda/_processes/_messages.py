@@ -80,13 +80,18 @@ def unpacked(body: memoryview, nbytes: int) -> tuple[Any, memoryview]:
 
 
 def pipes() -> tuple[Pipe, Pipe]:
-    """Return the two ends of a pipe."""
-    return socket.socketpair()
+    """Return the two ends of a pipe. They block, whatever default the program has set for its sockets."""
+    ends = socket.socketpair()
+    for each in ends:
+        each.settimeout(None)
+    return ends
 
 
 def pipe_of(fd: int) -> Pipe:
-    """Return the end of a pipe that a process has inherited."""
-    return socket.socket(fileno=fd)
+    """Return the end of a pipe that a process has inherited. It blocks."""
+    pipe = socket.socket(fileno=fd)
+    pipe.settimeout(None)
+    return pipe
 
 
 def send(pipe: Pipe, value: Any, buffers: Sequence[Buffer]) -> None:
