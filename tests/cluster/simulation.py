@@ -29,7 +29,6 @@ from collections import Counter
 from typing import Any, Self
 
 from aiocuda.cluster import Cluster, DeadlineError, ReplicaHandle, ReplicaLostError, current_replica
-from aiocuda.cluster._dispatcher import Dispatcher
 from aiocuda.cluster._messages import Packet, Request, Run
 from aiocuda.cluster._replicas import Replicas
 from aiocuda.errors import CleanupWarning, ClosedError
@@ -351,7 +350,7 @@ class Program:
         if self.crowded:
             self.engine.speed, self.engine.life = 1e-4, None
         self.started = Replicas(self.engine, self.replicas, self.limit)
-        self.cluster = Cluster(self.started, Dispatcher(self.started, self.engine.dumps), lambda _: None)
+        self.cluster = Cluster(self.started, self.engine.dumps, lambda _: None)
         before = asyncio.all_tasks()
         try:
             await self.serve()

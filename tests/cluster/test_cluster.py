@@ -60,9 +60,9 @@ async def test_calls(opened: Opener, tmp_path: Path) -> None:
         assert sum(each.failed for each in figures.replicas) == 11
     assert lines(log).count("left") == 2
     assert not cluster.healthy
-    with pytest.raises(ClosedError, match="the cluster is closed"):
+    with pytest.raises(ClosedError, match="this cluster has been closed: open another one"):
         await handle.call("echo", 1)
-    with pytest.raises(ClosedError, match="the cluster is closed"):
+    with pytest.raises(ClosedError, match="this cluster has been closed: open another one"):
         await cluster.spawn(Service)
 
 

@@ -15,6 +15,7 @@ from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._types import ProcessLocal, SourceLine
 from ..errors import CleanupWarning, InvalidArgumentError, InvalidTypeError
 from ._dispatcher import Dispatcher
+from ._messages import Pickler
 from ._replica import Program
 from ._replicas import LEAVE_SECONDS, Replicas
 from ._statistics import ClusterStatistics
@@ -35,9 +36,8 @@ class Cluster(Owner):
     It belongs to the event loop in which it was opened. A replica that is lost is started again; see `open_cluster`.
     """
 
-    def __init__(self, replicas: Replicas, dispatcher: Dispatcher, check_class: Callable[[type], None]) -> None:
+    def __init__(self, replicas: Replicas, dumps: Pickler, check_class: Callable[[type], None]) -> None:
         self._replicas = replicas
-        self._dispatcher = dispatcher
         self._check_class = check_class
         self._spawned = 0  # for the numbers of the objects
         self._scope = Scope(
@@ -45,6 +45,7 @@ class Cluster(Owner):
             drain_seconds=lambda: DRAIN_TIMEOUT, loop=asyncio.get_running_loop(),
         )  # fmt: skip
         self._scope.must_end("`async with open_cluster(…) as cluster`", SourceLine.of_caller(), lambda: False)
+        self._dispatcher = Dispatcher(replicas, dumps, self._scope)
 
     @keywords("the arguments of the class follow it, without keywords")
     async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
@@ -72,7 +73,7 @@ class Cluster(Owner):
         Exception
             The exception of the constructor or of ``__aenter__``, with its traceback in the replica as a note.
         """
-        self._dispatcher.check_open()
+        self._scope.check()
         if not isinstance(cls, type):
             raise InvalidTypeError(
                 f"spawn takes a class and its arguments, not {cls!r}: spawn(Model, 3.0) calls Model(3.0) in replicas"
@@ -94,7 +95,7 @@ class Cluster(Owner):
 
         The cluster then serves with the other replicas.
         """
-        return not self._dispatcher.closing and all(replica.state != "stopped" for replica in self._replicas)
+        return not self._scope.closing and all(replica.state != "stopped" for replica in self._replicas)
 
     def statistics(self) -> ClusterStatistics:
         """Return a snapshot of the cluster and its replicas."""
@@ -119,7 +120,6 @@ class Cluster(Owner):
         await self._scope.aclose(self, check_timeout(timeout_s, "timeout_s"))
 
     def _refuse(self) -> None:
-        self._dispatcher.begin_close()
         self._replicas.begin_close()
 
     def _unfinished(self) -> int:

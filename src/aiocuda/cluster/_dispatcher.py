@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
-from .._base._scope import wrong_loop
+from .._base._scope import Scope
 from .._processes._failures import text_of
-from ..errors import ClosedError, DeadlineError, InvalidTypeError, ReplicaLostError
+from ..errors import DeadlineError, InvalidTypeError, ReplicaLostError
 from ._messages import Pickler, pack
 from ._replicas import Replicas
 
@@ -26,16 +25,16 @@ class Dispatcher:
     replicas
     dumps
         Pickles arguments: that of the engine.
+    scope
+        That of the cluster.
     """
 
-    def __init__(self, replicas: Replicas, dumps: Pickler) -> None:
+    def __init__(self, replicas: Replicas, dumps: Pickler, scope: Scope) -> None:
         self.calls = 0  #: that have no outcome yet
         self.retries = 0  #: calls that were sent to another replica because theirs was lost
-        self.closing = False
         self._replicas = replicas
         self._dumps = dumps
-        self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
+        self._scope = scope
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,7 +53,7 @@ class Dispatcher:
         retry
             Send the call to another replica if its replica is lost.
         """
-        self.check_open()
+        self._scope.check()
         if limit is not None and limit < 0.0:
             raise DeadlineError(
                 f"{name}.{method}() was not called: its deadline had passed {-limit:.3g} s before",
@@ -105,17 +104,6 @@ class Dispatcher:
                 f"{what} cannot be pickled: {text_of(error)}. Define classes and functions at the top of a module, and "
                 "open files and devices in the replica"
             ) from error
-
-    def begin_close(self) -> None:
-        """Accept no more calls."""
-        self.closing = True
-
-    def check_open(self) -> None:
-        """Raise an error on another loop, and when the cluster is closed."""
-        if asyncio._get_running_loop() is not self._loop:
-            raise wrong_loop(self._loop, "this cluster", "open one in this loop", self._process)
-        if self.closing:
-            raise ClosedError("the cluster is closed: it accepts no more calls")
 
     async def idle(self) -> None:
         """Wait until all calls have their outcome."""

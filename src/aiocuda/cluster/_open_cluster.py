@@ -11,7 +11,6 @@ from .._base._types import SourceLine
 from .._processes._main_guard import check_main_guard
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
 from ._cluster import Cluster
-from ._dispatcher import Dispatcher
 from ._engine import Engine
 from ._replicas import Replicas
 
@@ -50,7 +49,7 @@ class _Opening:
             raise NoEventLoopError("a cluster is opened in asyncio's running event loop: under asyncio.run(main())")
         engine = self._make_engine()
         replicas = Replicas(engine, self._replicas, self._restarts)
-        cluster = Cluster(replicas, Dispatcher(replicas, engine.dumps), self._check_class)
+        cluster = Cluster(replicas, engine.dumps, self._check_class)
         try:
             await replicas.start()
         except BaseException:
