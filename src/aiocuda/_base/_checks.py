@@ -64,6 +64,14 @@ def check_seconds(value: float, name: str) -> float:
         raise InvalidArgumentError(f"{name} is more seconds than a float holds", argument=name) from None
 
 
+def check_duration(value: float, name: str) -> float:
+    """Return a time that something took, in seconds, as a float; it is finite."""
+    seconds = check_seconds(value, name)
+    if seconds == float("inf"):
+        raise InvalidArgumentError(f"{name} is a finite number of seconds, and this is infinite", argument=name)
+    return seconds
+
+
 def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     """Return a timeout in seconds; None for no limit, which None and infinity mean."""
     seconds = None if value is None else check_seconds(value, name)

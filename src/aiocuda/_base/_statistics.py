@@ -48,7 +48,8 @@ class StreamStatistics:
     average_ms: float  #: mean host time from submit to resolve of the last 512 operations
     p50_ms: float  #: percentiles of these times
     p99_ms: float
-    live_bytes: int  #: device memory allocated through this stream that is neither freed nor dropped
+    #: Device memory allocated through this stream that is neither freed nor dropped; and `Stream.record_memory`.
+    live_bytes: int
     peak_bytes: int  #: the largest value of ``live_bytes`` so far
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from .._base._arrays import MOST_BYTES
 from .._base._failure import Failure, Poison
 from .._base._wakeups import wake_future
 from .._core import (
@@ -30,7 +31,7 @@ from .._core import (
     new_operation,
 )
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, SkippedError
+from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
 from ._extra import CopyOut
 from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
@@ -84,6 +85,8 @@ class StreamQueue(Ring):
         Limits the submitted functions whose work is unfinished: see `Stream.submit`.
     foreign : dict
         Other libraries' objects for the stream, by the `ForeignStreams` that made them.
+    recorded_bytes : int
+        The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
 
     closed = Obstacle(CLOSED)
@@ -91,7 +94,7 @@ class StreamQueue(Ring):
     recorded = Obstacle(RECORDED)
 
     __slots__ = ("_stream", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name", "opened_at",
-                 "submissions")  # fmt: skip
+                 "recorded_bytes", "submissions")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         super().__init__(reactor, handle, StreamOperation)
@@ -104,6 +107,7 @@ class StreamQueue(Ring):
         self.host_queue = HostQueue(self)
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
+        self.recorded_bytes = 0
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
         reactor.add(self)
@@ -114,6 +118,19 @@ class StreamQueue(Ring):
     def stream(self) -> Any:
         """The public `aiocuda.Stream`, or None if the program holds it no longer."""
         return None if self._stream is None else self._stream()
+
+    def record_memory(self, nbytes: int) -> None:
+        """Count memory that another library holds; a negative number: that it has released."""
+        self.check()
+        if not 0 <= self.recorded_bytes + nbytes <= MOST_BYTES:
+            raise InvalidArgumentError(
+                f"nbytes={nbytes:,} does not fit: other libraries hold {self.recorded_bytes:,} bytes on {self.name} by "
+                "record_memory, and a negative number releases at most these",
+                size=nbytes,
+            )
+        self.recorded_bytes += nbytes
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def set_stream(self, stream: object) -> None:
         """Set the public stream, which is made after its queue."""

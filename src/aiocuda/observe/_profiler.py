@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
+from .._base._checks import check_duration
 from .._base._label import printable
 from .._base._statistics import DeviceStatistics
 from ..completion import KINDS, Operation
 from ..device import Device
-from ..errors import AiocudaError
+from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..lowlevel import resources_of
+from ..stream import Stream
 from ._drawing import COLOURS
 from ._listener import DeviceListener
 from ._percentiles import LogHistogram
@@ -45,8 +47,8 @@ WORK: Final = frozenset(COLOURS)
 class OperationProfile:
     """Operations of one name: the launches of one kernel, or all operations of one kind. Times are device times."""
 
-    name: str  #: name of the kernel, or the kind
-    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …
+    name: str  #: name of the kernel, or the kind; of an entry by hand, the name that the program has given
+    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …; ``"entry"``: by `StreamProfiler.record`
     count: int
     total_ms: float
     mean_ms: float
@@ -161,6 +163,23 @@ class ProfileReport:
     untimed: int
     waits: dict[str, int]
     labels: tuple[LabelProfile, ...] = ()
+
+    def stream(self, stream: Stream | str) -> StreamProfile:
+        """Return the figures of one stream, or of all streams of one name.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No operation of such a stream is in the report.
+        InvalidTypeError
+            No stream and no string.
+        """
+        name = _name_of(stream)
+        for each in self.streams:
+            if each.name == name:
+                return each
+        known = ", ".join(repr(each.name) for each in self.streams) or "none"
+        raise InvalidArgumentError(f"the report has no stream {name!r}, only {known}", name=name)
 
     def utilisation(self, stream: StreamProfile) -> float:
         """Return the share of the time in which a stream was busy, 0-1; for `total`, how many were busy on average."""
@@ -301,7 +320,7 @@ class StreamProfiler(DeviceListener):
     def reset(self) -> None:
         """Set all figures to 0. In a block, the profiler goes on."""
         with self._lock:
-            self._sums: dict[tuple[str, str, str], _Sums] = {}  # by stream, kind, name
+            self._sums: dict[tuple[str | None, str, str], _Sums] = {}  # by stream, kind, name
             self._labels: dict[str, tuple[int, float]] = {}  # count and milliseconds
             self._untimed = 0
             self._seconds = 0.0
@@ -338,7 +357,7 @@ class StreamProfiler(DeviceListener):
             if operation.label is not None:
                 self._add_to_label(operation.label, time if operation.kind in WORK else 0.0)
 
-    def _sums_of(self, stream: str, kind: str, name: str) -> _Sums:
+    def _sums_of(self, stream: str | None, kind: str, name: str) -> _Sums:
         found = self._sums.get((stream, kind, name))
         if found is None:
             if len(self._sums) >= MOST_ROWS:
@@ -359,6 +378,38 @@ class StreamProfiler(DeviceListener):
         except AiocudaError:  # after a device fault, which every waiter gets
             return None
 
+    def record(self, name: str, seconds: float, *, stream: Stream | str | None = None) -> None:
+        """Add an entry that the program has timed itself: work of another library, or of the host.
+
+        It counts at any time, also outside of the block, as an operation of the kind ``"entry"``. It adds nothing to
+        ``busy_ms``: the profiler does not know whether the device was at work.
+
+        Parameters
+        ----------
+        name
+            Entries of one name are added up.
+        seconds
+            The time that it took.
+        stream
+            The stream of the report that has the entry, or its name. None: only ``total`` has it.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            An empty name, a negative or infinite time, or another type.
+        WrongDeviceError
+            The stream belongs to another device.
+        """
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"an entry has a string as its name, not {name!r}")
+        if not name:
+            raise InvalidArgumentError("an entry has a name that is not empty", name=name)
+        time = check_duration(seconds, "seconds") * 1e3
+        if isinstance(stream, Stream) and stream.device is not self.device:
+            raise WrongDeviceError(f"{stream!r} is a stream of another device than {self!r}")
+        with self._lock:
+            self._sums_of(None if stream is None else _name_of(stream), "entry", name).add(time, 0)
+
     def report(self) -> ProfileReport:
         """Return the figures of all blocks since the last reset; in a block, up to now."""
         with self._lock:
@@ -366,7 +417,7 @@ class StreamProfiler(DeviceListener):
             streams: dict[str, dict[tuple[str, str], _Sums]] = {}
             every: dict[tuple[str, str], _Sums] = {}
             for (stream, kind, name), sums in self._sums.items():
-                for group in (streams.setdefault(stream, {}), every):
+                for group in (every,) if stream is None else (streams.setdefault(stream, {}), every):
                     group.setdefault((kind, name), _Sums()).merge(sums)
             labels = [LabelProfile(label, *figures) for label, figures in self._labels.items()]
             untimed = self._untimed
@@ -389,6 +440,14 @@ class StreamProfiler(DeviceListener):
         count = sum(each.count for each in tuple(self._sums.values()))
         state = "off" if self._since is None else "on"
         return f"<StreamProfiler of {self.device.name}, {state}: {count} operation{'s' * (count != 1)}>"
+
+
+def _name_of(stream: Stream | str) -> str:
+    if isinstance(stream, Stream):
+        return stream.name
+    if not isinstance(stream, str):
+        raise InvalidTypeError(f"a stream of a report is an aiocuda.Stream or its name, not {stream!r}")
+    return stream
 
 
 def _profile(name: str, groups: dict[tuple[str, str], _Sums]) -> StreamProfile:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from .._base._checks import check_integer, check_seconds, check_timeout, flag
+from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._types import Priority, SourceLine
@@ -332,6 +332,28 @@ class StreamPool(Owner):
     def strategy(self) -> Strategy:
         """The strategy that chooses the streams; `optimize` may replace it."""
         return self._strategy
+
+    def record(self, workload: Any, seconds: float) -> None:
+        """Record the duration of work that was no lease of this pool, as one more lease of its workload.
+
+        `statistics` and `optimize` count it.
+
+        Parameters
+        ----------
+        workload
+            As `stream` takes it: the name of a workload, a kernel, an operation, or several of these.
+        seconds
+            From the beginning of the work to its end.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            An unknown workload; a negative or infinite time, or no number.
+        ClosedError, WrongLoopError
+            The pool or its device has been closed; the pool is used in another event loop.
+        """
+        self._check()
+        self._record.add(classify(workload), check_duration(seconds, "seconds"))
 
     def optimize(self) -> Optimisation:
         """Replace the strategy if the recorded durations favour another one.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..._base._checks import check_callback
+from ..._base._checks import as_integer, check_callback, check_integer
 from ..._base._label import labelled
 from ..._base._log import log
 from ..._base._mistakes import lacks, unknown_keyword
@@ -438,6 +438,27 @@ class Stream(EnqueuingStream, Owner):
     def tail(self) -> Operation[Any] | None:
         """The newest operation that is not known to have finished; None if there is none."""
         return self._queue.tail()
+
+    def record_memory(self, nbytes: int) -> None:
+        """Count memory that another library holds on this stream in ``live_bytes`` and ``peak_bytes`` of `statistics`.
+
+        Nothing is allocated or freed, and `DeviceMemory.statistics` does not count it.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes that the library has allocated; a negative number: that it has released.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            More bytes would be released than were recorded; no integer.
+        ClosedError, NoEventLoopError, WrongLoopError, StaleHandleError
+            As for each method of the stream.
+        """
+        nbytes = as_integer(nbytes)
+        check_integer(nbytes, "nbytes")
+        self._queue.record_memory(nbytes)
 
     def statistics(self) -> StreamStatistics:
         """Return counts of the stream's work so far."""
