@@ -36,9 +36,7 @@ BAD_SECONDS = [
 ]
 
 
-async def test_memory_of_another_library_is_recorded_on_its_stream(
-    device: Device, stream: Stream, other: Stream
-) -> None:
+async def test_memory_of_another_library_is_recorded(device: Device, stream: Stream, other: Stream) -> None:
     """A7: it counts in the stream's own figures, and in no others."""
     buffer = stream.empty(256, "u1")
     before = device.memory.statistics().live_bytes

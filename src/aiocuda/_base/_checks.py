@@ -40,7 +40,10 @@ def as_integer(value: object) -> Any:
     """Return an int for an object with ``__index__``, such as NumPy's integers; a bool and anything else unchanged."""
     if isinstance(value, (int, np.bool_)) or not hasattr(type(value), "__index__"):
         return value
-    return operator.index(value)  # type: ignore[arg-type]
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # an array has `__index__`, and refuses it unless it is a scalar
+        return value
 
 
 def as_count(value: Any, name: str, least: int = 1) -> int:
