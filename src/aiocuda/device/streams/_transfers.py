@@ -119,11 +119,11 @@ class Transfers:
 
         if operation.status <= DONE and (operation.extra is None or operation.failure is None):
             operation.value = target
-        if operation.status >= DONE:
-            passed()
-        else:
+        if operation.status < DONE or not operation.is_settled:  # the device may use both, also if it is abandoned
             extra = operation.extra = operation.extra or Extra()
             extra.on_settled = passed
+        else:
+            passed()
         if block.allocation_event is None:
             block.allocated_by(operation if operation.lease is not None else queue.submit_marker())
         return operation
