@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aiocuda._base._average import Average
 from aiocuda._base._percentiles import mean_p50_p99
+
+pytest.importorskip("hypothesis")  # a GPU machine may not have it
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=600)
 

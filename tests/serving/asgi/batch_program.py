@@ -27,7 +27,8 @@ from tests.serving.asgi.service_program import SPIN, TRAP, fault, report
 
 AFFINE = Kernel(kernels.AFFINE.name, source=kernels.AFFINE.source, host=kernels.AFFINE.host)
 
-BATCH, BATCHES, QUEUE = 16, 2, 256
+BATCH, BATCHES = 16, 2
+QUEUE = int(os.environ.get("BATCH_PROGRAM_QUEUE", 256))
 #: Seconds of the device for each batch.
 BATCH_TIME = 0.01
 #: Bytes of a response that no socket buffer holds, and the parts of a response that is sent in parts.
