@@ -94,12 +94,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the soak tests, unless ``-m`` names them."""
-    if "soak" not in config.getoption("markexpr", ""):
-        soak = [item for item in items if item.get_closest_marker("soak") is not None]
-        if soak:
-            config.hook.pytest_deselected(items=soak)
-            items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+    """Deselect the soak tests, unless ``-m`` names them.
+
+    With ``--require-gpu``, where a skip is an error, also those that the core in use cannot run.
+    """
+    marks = [] if "soak" in config.getoption("markexpr", "") else ["soak"]
+    if config.getoption("aiocuda_require_gpu") and form().name == "compiled":
+        marks.append("python_core")
+    for mark in marks:
+        dropped = [item for item in items if item.get_closest_marker(mark) is not None]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
 
 
 def pytest_collection_finish() -> None:

@@ -354,7 +354,9 @@ class AsyncCoordinator(Owner):
             node.depend_on(
                 upload, upload.value is None
             )  # if there is a buffer, the node needs its bytes: see `accesses`
-        if type(after) is not tuple or after:  # not `after != ()`: an array compares its items
+        if type(after) is ScheduledNode and after.scheduler is scheduler:
+            node.depend_on(after, True)
+        elif type(after) is not tuple or after:  # not `after != ()`: an array compares its items
             for other in self._nodes(after):
                 node.depend_on(other, True)
         if error is not None:
