@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import DeviceFault, DeviceOutOfMemory
 from aiocuda.device._resources import resources_of
+from aiocuda.driver.cuda import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import FailingResource, LimitResource, SizeClassResource
 from aiocuda.testing import Latch
@@ -143,7 +145,7 @@ async def test_nothing_that_may_block_is_called_on_the_loop_but_that_trim() -> N
         await stream.aclose()
         await device.drain()
         await device.aclose()
-        assert peer.calls["pool_trim"] == 1
+        assert peer.calls["pool_trim"] == 2  # the program's, and that of the end
         assert on_loop == []
         assert peer.calls["stream_synchronize"] == 0
 
@@ -180,3 +182,16 @@ async def test_lack_of_room_looks_at_all_freed_blocks() -> None:
                 stream.empty(6 * MIB, np.uint8)
         block_until(lambda: (stream._queue.poll(), stream._queue.idle)[1], "the stream's end")  # no tick in between
         stream.empty(6 * MIB, np.uint8).free()
+
+
+@pytest.mark.parametrize("name", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_closed_device_keeps_nothing_in_the_pool_of_its_driver(name: str) -> None:
+    """The driver goes on: other libraries of the process, and other processes, get the memory."""
+    driver = HostDriver() if name == "host" else CudaDriver.get()
+    async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+        await stream.upload(np.ones(64 * MIB, np.uint8))
+        assert driver.pool_reserved(0) >= 64 * MIB
+    async with aiocuda.open_device(driver=driver):
+        assert driver.pool_reserved(0) < 64 * MIB
+    if name == "host":
+        driver.close()

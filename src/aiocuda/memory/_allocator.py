@@ -344,7 +344,12 @@ class DeviceMemory(MemoryFields):
         if self._own_stream is not None:
             self.driver.stream_destroy(self._own_stream)
             self._own_stream = None
-        return free_managed
+
+        def give_back() -> None:
+            free_managed()
+            self._supply.pool.trim()  # the driver's pool outlives the device, and would keep the memory until the exit
+
+        return give_back
 
     def _free_at_close(self, reactor: Reactor, address: int) -> None:
         """Free a block, with two repetitions: an adaptor may refuse once, and the driver once."""
