@@ -7,6 +7,7 @@ from typing import Any
 import aiocuda
 from aiocuda import (
     AsyncCoordinator,
+    BusyError,
     ClosedError,
     CycleError,
     InvalidArgumentError,
@@ -50,6 +51,10 @@ def _wrong(slot: object) -> int:
     return 7
 
 
+def _set_priority(node: Any, priority: Any) -> None:
+    node.priority = priority
+
+
 async def _closed(world: World) -> AsyncCoordinator:
     coordinator = AsyncCoordinator(world.device)
     await coordinator.aclose()
@@ -91,6 +96,11 @@ CASES = [
         "second",
         _done,
     ),
+    Case(
+        54, "unknown priority", lambda _, made: _set_priority(made[3], "urgent"), InvalidArgumentError, "urgent", _two
+    ),
+    Case(54, "priority 0", lambda _, made: _set_priority(made[3], 0), InvalidArgumentError, "0", _two),
+    Case(54, "priority after the end", lambda _, made: _set_priority(made[2], "low"), BusyError, "second", _done),
     Case(54, "closed coordinator", lambda _, coordinator: coordinator.host(int), ClosedError, "closed", _closed),
     Case(54, "no node", lambda _, made: made[0].host(int, after=7), InvalidTypeError, "7", _done),
     Case(55, "streams of a group", lambda world, _: StreamGroup(world.device, ("a", "a")), InvalidArgumentError, "'a'"),

@@ -24,7 +24,6 @@ class Waiting:
 
     id: int
     rank: int
-    overtakings: int = 0
     pushed_with: int = 0  #: its rank at that time
     overtaken: int = 0
     counts_alone: bool = False  #: it was the newest of its rank, so it shares no count of a later node

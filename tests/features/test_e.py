@@ -1,11 +1,11 @@
-"""The coordinator: rows E1 to E10 of docs/reference/features.md, on every driver; more of it in tests/coordination."""
+"""The coordinator: rows E1 to E12 of docs/reference/features.md, on every driver; more of it in tests/coordination."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator, Device, Stream
+from aiocuda import AsyncCoordinator, BusyError, Device, Stream
 from aiocuda.coordination._node import KINDS, PRIORITIES
 from tests.coordination.graphs import BUMP, ITEMS
 from tests.helpers import quickly
@@ -47,12 +47,22 @@ async def test_streams_polling_waiting_and_draining(device: Device) -> None:
         assert up.stream is coordinator.upload_stream
         assert kernel.stream is coordinator.compute_stream
         assert down.stream is coordinator.download_stream
-        assert coordinator.poll() <= 3  # some of it may have been seen before
+        assert set(coordinator.poll()) <= {up, kernel, down}  # some of them may have been seen before
         assert coordinator.statistics().done == 3
-        assert coordinator.poll() == 0
+        assert coordinator.poll() == []
         nodes = [coordinator.download(up) for _ in range(5)]
+        failing = coordinator.host(lambda: 1 // 0)
+        skipped = coordinator.download(up, after=failing)
+        withdrawn = coordinator.host(int, after=nodes)
+        assert withdrawn.abandon()
         await quickly(coordinator.drain())
         assert all(node.done() for node in nodes)
+        polled = coordinator.poll()
+        assert [node for node in polled if node in nodes] == nodes
+        assert len(polled) == 8
+        assert {*polled} == {*nodes, failing, skipped, withdrawn}
+        assert coordinator.poll() == []
+        assert isinstance(failing.exception(), ZeroDivisionError)
 
 
 async def test_classes_are_stream_priorities(device: Device) -> None:
@@ -84,3 +94,18 @@ async def test_figures(device: Device) -> None:
         assert (found.waiting, found.in_flight, found.abandoned, found.deadlocks) == (0, 0, 0, 0)
         assert 0 < found.average_overhead < 0.1
         assert skipped.state == "skipped"
+
+
+async def test_priority_of_a_waiting_operation_can_be_changed(device: Device) -> None:
+    """E12: it takes the place of an operation of that priority; after its submission the priority is fixed."""
+    async with AsyncCoordinator(device, 1) as coordinator:
+        async with coordinator.operation("kernel"):  # holds the only place
+            first, second, third = (coordinator.upload(ONES, priority="low") for _ in range(3))
+            third.priority = "critical"
+            assert (third.priority, third.state) == ("critical", "waiting")
+        await quickly(coordinator.drain())
+        assert third.given_at < first.given_at < second.given_at
+        assert third.stream is not None
+        assert third.stream.priority == "high"
+        with pytest.raises(BusyError, match="has ended"):
+            third.priority = "low"

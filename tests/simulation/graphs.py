@@ -12,7 +12,8 @@ import numpy as np
 
 from aiocuda import AsyncCoordinator, Device, Operation
 from aiocuda.coordination import Bracket, Node
-from aiocuda.errors import AiocudaError, ClosedError, CycleError, DeadlockError, SkippedError
+from aiocuda.coordination._node import PRIORITIES
+from aiocuda.errors import AiocudaError, BusyError, ClosedError, CycleError, DeadlockError, SkippedError
 from tests.simulation import internals
 from tests.simulation.error_log import PlannedError
 from tests.simulation.kernels import AFFINE, BLEND
@@ -45,6 +46,8 @@ class _RandomGraph:
         self._actions = actions
         #: Decides about what was added to these graphs later. Drawn from `actions`, it would change most programs.
         self._random = random.Random(f"aiocuda graph {actions.seed} {actions.counts.get('graph', 0)}")
+        #: Decides about priorities that change, for the same reason.
+        self._late_random = random.Random(f"aiocuda graph priorities {actions.seed} {actions.counts.get('graph', 0)}")
         self._checker = actions.checker
         self._device: Device = actions.device()
         self._coordinator = AsyncCoordinator(
@@ -56,6 +59,8 @@ class _RandomGraph:
         self._tasks: list[asyncio.Task[None]] = []
         self._callbacks_added: list[Node[Any]] = []
         self._callbacks_called: list[Node[Any]] = []
+        self._polled: dict[Node[Any], int] = {}
+        self._polled_since: int | None = None  # the number of nodes that were registered before the first poll
         internals.on_accept(self._coordinator, self._check_submitted)
 
     async def run(self) -> None:
@@ -86,7 +91,9 @@ class _RandomGraph:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+        self._poll()
         if not leaves_early and checker.driver.fault is None:
+            self._check_polled()
             upset = checker.errors.memory_is_limited or bool(checker.driver.upsets.happened)
             for text in (*self._oracle.judge(upset), *self._check_raised(raised, upset)):
                 checker.report(text)
@@ -99,6 +106,8 @@ class _RandomGraph:
             await self._await_here()
         elif late == 2:
             self._relay()
+        if self._late_random.randrange(3) == 0:
+            self._change_priority()
         choice = actions.below(16)
         if choice == 0:
             await actions.pause()
@@ -113,7 +122,7 @@ class _RandomGraph:
         elif choice == 4:
             self._add_edge()
         elif choice == 5:
-            self._coordinator.poll()
+            self._poll()
         else:
             registered = getattr(self, f"_{actions.choose(_KINDS)}")(self._part())
             if registered is not None:
@@ -129,6 +138,11 @@ class _RandomGraph:
             self._checker.expect_after(operation, self._earlier(expected))
         if too_many:
             self._checker.report(f"V12 {self._coordinator!r} has more operations in flight than it may have")
+        if expected is not None and expected.kind != "bracket":  # a bracket has got its place before its block began
+            rank = PRIORITIES.index(node.priority)
+            for other in internals.nodes_that_wait_for_a_place(self._coordinator):
+                if PRIORITIES.index(other.priority) < rank:
+                    self._checker.report(f"V12 {node!r} got a place before {other!r}, which has a higher priority")
 
     def _earlier(self, node: ExpectedNode) -> Iterator[Operation[Any]]:
         """Yield the operations that a node comes after. All its dependencies must already be submitted."""
@@ -166,6 +180,22 @@ class _RandomGraph:
         if errors:
             raise errors[0]
 
+    def _poll(self) -> None:
+        """Note what the coordinator returns as finished."""
+        if self._polled_since is None:
+            self._polled_since = len(self._oracle.nodes)
+        for node in self._coordinator.poll():
+            self._polled[node] = self._polled.get(node, 0) + 1
+
+    def _check_polled(self) -> None:
+        """V1: each node that was registered after the first poll was returned once."""
+        for node, count in self._polled.items():
+            if count > 1 or not node.done():
+                self._checker.report(f"V1 {node!r} was polled {count} times")
+        for expected in self._oracle.nodes[self._polled_since :]:
+            if expected.node is not None and expected.node.done() and expected.node not in self._polled:
+                self._checker.report(f"V1 {expected!r} has ended and was never polled")
+
     # -- waiting, abandoning, adding edges -----------------------------------------------------------------------
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -188,6 +218,13 @@ class _RandomGraph:
             self._actions.count("withdraw")
             node.withdrawn = not was_submitted
             node.abandoned = True
+
+    def _change_priority(self) -> None:
+        """Give another priority to one of the newest nodes, if it still waits."""
+        nodes = [node.node for node in self._newest() if node.node is not None]
+        if nodes:
+            with contextlib.suppress(BusyError):
+                self._late_random.choice(nodes).priority = self._late_random.choice(PRIORITIES)
 
     def _await_in_task(self) -> None:
         nodes = self._newest()

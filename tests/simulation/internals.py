@@ -317,6 +317,12 @@ def was_never_entered(coordinator: AsyncCoordinator, node: Node[Any]) -> bool:
     return node in coordinator._scheduler.unentered
 
 
+def nodes_that_wait_for_a_place(coordinator: AsyncCoordinator) -> list[Node[Any]]:
+    """Return the nodes of which the next one that gets a place is chosen."""
+    ranks = coordinator._scheduler.ready._ranks
+    return [node for rank in ranks for node in rank.nodes[rank.first :] if isinstance(node, ScheduledNode)]
+
+
 def root_failure_is_unseen(node: Node[Any]) -> bool:
     """True if a node failed, or was skipped, because of a failure that no caller has seen."""
     root_failure = node.root_failure if isinstance(node, ScheduledNode) else None

@@ -25,9 +25,10 @@ from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
-from ._node import KINDS, PRIORITIES, Kind, Node, NodePriority
+from ._node import KINDS, RANKS, Kind, Node, NodePriority, check_priority
 from ._scheduled_node import ABANDONED, DONE, FAILED, SKIPPED, ScheduledNode
 from ._scheduler import SAMPLED, Scheduler
+from ._unpolled_nodes import UnpolledNodes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCoordinator", "CoordinatorStatistics"]
 
 _KINDS = frozenset(KINDS)
-_RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
 
 #: How many combinations of grid, block and shared memory are remembered as valid.
 MOST_EXTENTS = 256
@@ -61,6 +61,9 @@ class CoordinatorStatistics(NamedTuple):
         Host seconds per operation that the coordinator took, without the stream's own enqueue.
     deadlocks
         How many operations and waits have ended with a `DeadlockError`.
+    dropped
+        Finished operations that `AsyncCoordinator.poll` does not return, because more than 4096 had finished since its
+        last call.
     """
 
     registered: int
@@ -73,6 +76,7 @@ class CoordinatorStatistics(NamedTuple):
     by_kind: Mapping[str, int]
     average_overhead: float
     deadlocks: int
+    dropped: int
 
 
 class AsyncCoordinator(Owner):
@@ -320,9 +324,9 @@ class AsyncCoordinator(Owner):
         scheduler = self._scheduler
         if _get_running_loop() is not scheduler.loop_in_use or scheduler.closing or scheduler.driver.fault is not None:
             scheduler.check()
-        rank = _RANKS.get(priority) if isinstance(priority, str) else None
+        rank = RANKS.get(priority) if isinstance(priority, str) else None
         if rank is None:
-            raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
+            rank = check_priority(priority)
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidArgumentError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
         if stream is not None and not isinstance(stream, Stream):
@@ -420,13 +424,21 @@ class AsyncCoordinator(Owner):
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def poll(self) -> int:
-        """Query the device and submit what fits; return how many operations have finished since the last look."""
+    def poll(self) -> list[Node[Any]]:
+        """Query the device and submit what fits; return the operations that have finished since the last call.
+
+        They are done, failed, skipped or abandoned, in the order in which they finished; an abandoned one is returned
+        when the device, too, is done with it. The coordinator keeps finished operations from the first call on, at most
+        4096 of them. It drops older ones, and counts them in `statistics`. They do not keep buffers: if the program has
+        dropped the node of an upload and its buffer, `Node.buffer` of the returned node raises `StaleHandleError`.
+        """
         scheduler = self._scheduler
         scheduler.check_loop()
-        before = sum(scheduler.finished)
+        unpolled = scheduler.unpolled
+        if unpolled is None:
+            unpolled = scheduler.unpolled = UnpolledNodes()
         scheduler.poll()
-        return sum(scheduler.finished) - before
+        return unpolled.take()
 
     async def wait(self, node: Node[Any]) -> Any:
         """Return the result of a node, as awaiting it does."""
@@ -456,6 +468,7 @@ class AsyncCoordinator(Owner):
             by_kind=dict(scheduler.kinds),
             average_overhead=max(0.0, scheduler.overhead * (SAMPLED + 1) / registered) if registered else 0.0,
             deadlocks=scheduler.detector.found,
+            dropped=0 if scheduler.unpolled is None else scheduler.unpolled.dropped,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, Ty
 
 from .._base._label import shown
 from .._base._types import ProcessLocal
-from ..errors import InvalidTypeError
+from ..errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
     from ..completion import Operation
     from ..memory import DeviceBuffer
     from ..stream import Stream
 
-__all__ = ["KINDS", "PRIORITIES", "Kind", "Node", "NodePriority"]
+__all__ = ["KINDS", "PRIORITIES", "RANKS", "Kind", "Node", "NodePriority", "check_priority"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -31,6 +31,16 @@ KINDS: tuple[Kind, ...] = (
 NodePriority: TypeAlias = Literal["critical", "high", "normal", "low", "cleanup"]
 #: From the first to be submitted to the last.
 PRIORITIES: tuple[NodePriority, ...] = ("critical", "high", "normal", "low", "cleanup")
+#: The rank of each priority: its index.
+RANKS: dict[str, int] = {name: rank for rank, name in enumerate(PRIORITIES)}
+
+
+def check_priority(priority: object) -> int:
+    """Return the rank of a priority."""
+    rank = RANKS.get(priority) if isinstance(priority, str) else None
+    if rank is None:
+        raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
+    return rank
 
 
 class Node(ProcessLocal, Generic[T_co]):
@@ -67,7 +77,15 @@ class Node(ProcessLocal, Generic[T_co]):
     @property
     @abstractmethod
     def priority(self) -> NodePriority:
-        """The priority at registration. Ageing (see `AsyncCoordinator`) does not change it."""
+        """The priority. Ageing (see `AsyncCoordinator`) does not change it.
+
+        It can be set while the node waits: the node takes its place among the waiting nodes of that priority, in the
+        order of registration. Ageing counts from the registration. Setting it later raises `BusyError`.
+        """
+
+    @priority.setter
+    @abstractmethod
+    def priority(self, priority: NodePriority) -> None: ...
 
     @property
     @abstractmethod

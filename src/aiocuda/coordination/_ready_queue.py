@@ -5,17 +5,16 @@ was registered later gets a place before it. A node that has been overtaken 64 t
 has four ranks above it, so at most 256 later nodes overtake any node.
 
 Counting this for each of 100 000 waiting nodes, each time a place is assigned, would cost more than the rest of the
-scheduler. But the nodes of a rank that are overtaken together are always its first ones: all that were registered
-before the overtaking node. So only the last of them is marked, and a node has been overtaken as often as the sum of the
-marks from this node to the end of its rank. Only the first node of a rank needs to be checked, since no later node of
-the rank has been overtaken more often.
+scheduler. So each rank keeps the ids of the nodes that have overtaken its first node: a node was overtaken by those of
+them that are larger than its own id. Only the first node of a rank needs to be checked, since no later node of the rank
+has been overtaken more often. So there are fewer than 64 ids.
 
 The requests of an `aiocuda.serving.MicroBatcher` wait in the same order.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -39,26 +38,22 @@ class Ranked(Protocol):
         Increases in the order of registration.
     rank : int
         The index of its priority. The queue lowers it.
-    overtakings : int
-        A counter of the queue.
     """
 
     id: int
     rank: int
-    overtakings: int
 
 
 R = TypeVar("R", bound=Ranked)
 
 
 class _Removed:
-    """The place of a node that was removed. It keeps the count of its overtakings, which earlier nodes share."""
+    """The place of a node that was removed."""
 
-    __slots__ = ("id", "overtakings")
+    __slots__ = ("id",)
 
     def __init__(self, node: Ranked) -> None:
         self.id = node.id
-        self.overtakings = node.overtakings
 
 
 class _Rank(Generic[R]):
@@ -67,12 +62,12 @@ class _Rank(Generic[R]):
     It is empty if `first` is the length of `nodes`: a removed node is never the first one.
     """
 
-    __slots__ = ("first", "nodes", "overtaken", "removed")
+    __slots__ = ("first", "nodes", "overtook", "removed")
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.first = 0  # the index of the first node, which was not removed; the entries before it are None
-        self.overtaken = 0  # how often the first node was overtaken
+        self.overtook: list[int] = []  # the sorted ids of the nodes that have overtaken the first node
         self.removed = 0  # entries after the first node that were removed
 
     def __len__(self) -> int:
@@ -84,7 +79,6 @@ class _Rank(Generic[R]):
 
     def insert(self, node: R) -> None:
         nodes = self.nodes
-        node.overtakings = 0
         if len(nodes) == self.first or nodes[-1].id < node.id:
             nodes.append(node)
         else:
@@ -103,37 +97,30 @@ class _Rank(Generic[R]):
         nodes = self.nodes
         node: R = nodes[self.first]
         while True:
-            self.overtaken -= nodes[self.first].overtakings
             nodes[self.first] = None
             self.first += 1
             if not self.removed or type(nodes[self.first]) is not _Removed:
                 break
             self.removed -= 1
+        if self.overtook:
+            del self.overtook[: bisect_left(self.overtook, nodes[self.first].id) if self.first < len(nodes) else None]
         if self.first >= 64 and self.first * 2 >= len(nodes):
             del nodes[: self.first]
             self.first = 0
         return node
 
     def _compact(self) -> None:
-        """Drop the removed entries: whatever overtook one of them overtook the nodes before it."""
-        left: list[Any] = []
-        for entry in self.nodes[self.first :]:
-            if type(entry) is _Removed:
-                left[-1].overtakings += entry.overtakings
-            else:
-                left.append(entry)
-        self.nodes = left
+        self.nodes = [entry for entry in self.nodes[self.first :] if type(entry) is not _Removed]
         self.first = self.removed = 0
 
     def overtake(self, number: int) -> None:
         """Count that the node with this id gets a place before the nodes of this rank."""
-        nodes = self.nodes
-        last = len(nodes) - 1
-        if nodes[last].id > number:
-            last = self.index_of(number) - 1
-        if last >= self.first:
-            nodes[last].overtakings += 1
-            self.overtaken += 1
+        if number > self.nodes[self.first].id:
+            insort(self.overtook, number)
+
+    def overtook_node(self, node: R) -> list[int]:
+        """Return the ids of the nodes that have overtaken a node of this rank."""
+        return self.overtook[bisect_right(self.overtook, node.id) :]
 
 
 class ReadyQueue(Generic[R]):
@@ -186,12 +173,29 @@ class ReadyQueue(Generic[R]):
             if waiting.first == len(waiting.nodes):
                 continue
             waiting.overtake(node.id)
-            while waiting.overtaken >= RISES_AFTER:  # not if it is empty
-                risen = waiting.pop()
-                risen.rank = rank - 1
-                self._ranks[rank - 1].insert(risen)
-                moved.append(risen)
+            if len(waiting.overtook) >= RISES_AFTER:
+                self._raise(rank, moved)
         return moved
+
+    def change_rank(self, node: R, rank: int) -> None:
+        """Move a node to another rank. It has been overtaken as often as before."""
+        before = self._ranks[node.rank].overtook_node(node)
+        self.remove(node)
+        node.rank = rank
+        self.push(node)
+        if before and rank:
+            waiting = self._ranks[rank]
+            waiting.overtook = sorted({*waiting.overtook, *before})
+            self._raise(rank, [])
+
+    def _raise(self, rank: int, moved: list[R]) -> None:
+        """Move the nodes of a rank that have been overtaken often enough up one rank."""
+        waiting = self._ranks[rank]
+        while len(waiting.overtook) >= RISES_AFTER:  # not if it is empty
+            risen = waiting.pop()
+            risen.rank = rank - 1
+            self._ranks[rank - 1].insert(risen)
+            moved.append(risen)
 
 
 def _number(entry: Any) -> int:

@@ -12,9 +12,9 @@ from .._base._checks import check_callback
 from .._base._failure import Failure, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters, wake_future
-from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
+from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError, StaleHandleError
 from ..lowlevel import State, StreamOperation
-from ._node import PRIORITIES, Kind, Node, NodePriority
+from ._node import PRIORITIES, Kind, Node, NodePriority, check_priority
 
 if TYPE_CHECKING:
     from ..lowlevel import Queue
@@ -133,8 +133,6 @@ class ScheduledNode(Node[T_co]):
         Submits the operation to a stream. For a host function, starts it; the argument is None.
     copies_out : bool
         True for a download: after the device is done, the host writes the caller's array.
-    overtakings : int
-        A counter of `ReadyQueue`.
     declared : DeclaredAccesses or None
         The declared accesses, if the device has a checker.
     callbacks : Waiters or None
@@ -159,11 +157,11 @@ class ScheduledNode(Node[T_co]):
     failure_delivered = False
     work: Callable[..., Any] | None = None
     copies_out = False
-    overtakings = 0
     declared: DeclaredAccesses | None = None
     callbacks: Waiters[Callback] | None = None
     context: contextvars.Context | None = None
     label: str | None = None
+    _risen = 0  # how many ranks it had risen by ageing when its priority was set last
     _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
 
     def __init__(
@@ -177,14 +175,25 @@ class ScheduledNode(Node[T_co]):
         self.stream = stream
         self.registered_at = registered_at
         self.role = role
-        self._first_rank = self.rank = rank
+        self._priority = self.rank = rank
         self.prerequisites: dict[ScheduledNode[Any], bool] = {}
 
     # -- the public interface ------------------------------------------------------------------------------------
 
     @property
     def priority(self) -> NodePriority:
-        return PRIORITIES[self._first_rank]
+        return PRIORITIES[self._priority]
+
+    @priority.setter
+    def priority(self, priority: NodePriority) -> None:
+        rank = check_priority(priority)
+        self.scheduler.check_loop()
+        reason = self.why_not_waiting()
+        if reason is not None:
+            raise BusyError(f"{self!r} {reason}: only an operation that waits takes another priority")
+        self._risen = max(self._priority, self._risen) - self.rank
+        self._priority = rank
+        self.scheduler.change_rank(self, max(0, rank - self._risen))
 
     @property
     def dependencies(self) -> tuple[Node[Any], ...]:
@@ -223,8 +232,11 @@ class ScheduledNode(Node[T_co]):
         if error is not None:
             raise error
         value = self.value
-        if value is None and self.operation is not None:
-            value = self.operation.result()
+        if value is None:
+            if self.role == "upload":
+                raise StaleHandleError(f"the buffer of {self!r} was freed when the program dropped the node: keep it")
+            if self.operation is not None:
+                value = self.operation.result()
         return cast("T_co", value)
 
     def exception(self) -> BaseException | None:
@@ -290,6 +302,29 @@ class ScheduledNode(Node[T_co]):
         elif self.phase == SUBMITTED:
             yield from self._until_substitutes_pass()
         return self.result()
+
+    def without_buffer(self) -> ScheduledNode[T_co]:
+        """Return a copy of a finished upload that does not keep the buffer."""
+        node: ScheduledNode[T_co] = ScheduledNode.__new__(ScheduledNode)
+        node.__dict__.update(self.__dict__, value=None, callbacks=None)
+        return node
+
+    def why_not_waiting(self) -> str | None:
+        """Return why it is too late to change the dependencies and the priority; None while the node waits."""
+        if self.phase < OPEN:
+            if self.role == "host" and self.phase == READY:
+                return "runs already"
+            if self.unmet or self in self.scheduler.waiting:
+                return None
+            return "has not been entered" if self.role == "bracket" else "is being given to a stream"
+        if self.phase == OPEN:
+            return "is open: its block has begun"
+        if self.error is not None:
+            phase = self._unsuccessful_phase() if self.phase == SUBMITTED else self.phase
+            return f"has ended: it is {_STATES[phase]}"
+        if self.role == "host" or self.done():
+            return "has ended"
+        return "has been given to a stream"
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

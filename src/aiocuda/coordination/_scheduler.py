@@ -39,6 +39,7 @@ from ._scheduled_node import (
     RootFailure,
     ScheduledNode,
 )
+from ._unpolled_nodes import UnpolledNodes
 
 __all__ = ["SAMPLED", "Scheduler"]
 
@@ -95,6 +96,8 @@ class Scheduler:
         How many nodes were registered, by kind.
     overhead : float
         Host seconds of the scheduler, of the sampled nodes.
+    unpolled : UnpolledNodes or None
+        The finished nodes that the program has not polled; None until it polls for the first time.
     """
 
     def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:
@@ -139,6 +142,7 @@ class Scheduler:
         self.finished = [0] * (ABANDONED + 1)
         self.kinds: dict[str, int] = {}
         self.overhead = 0.0
+        self.unpolled: UnpolledNodes | None = None
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -227,17 +231,23 @@ class Scheduler:
     def add_dependency(self, dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
         """Add an edge to a registered node that still waits."""
         self.graph.check_acyclic(dependent, prerequisite)
-        is_host = dependent.role == "host"
-        begun = dependent.phase == READY if is_host else not dependent.unmet and dependent not in self.waiting
-        if dependent.phase >= OPEN or begun:
-            reason = "runs already" if is_host else "has been given to a stream"
+        reason = dependent.why_not_waiting()
+        if reason is not None:
             raise ClosedError(f"{dependent!r} {reason}: name its dependencies when it is created")
         was_ready = not dependent.unmet
-        dependent.depend_on(prerequisite, True, until_done=is_host)
+        dependent.depend_on(prerequisite, True, until_done=dependent.role == "host")
         if was_ready and (dependent.unmet or prerequisite.root_failure is not None):
             self._withdraw_ready(dependent)
             if not dependent.unmet:  # the prerequisite is waitable, and has failed
                 self.prerequisites_met((dependent,))
+
+    def change_rank(self, node: ScheduledNode[Any], rank: int) -> None:
+        """Let a waiting node wait for its place in another rank."""
+        if node.phase == WAITING or any(node in nodes for nodes in self._blocked.values()):
+            node.rank = rank
+        else:
+            self.ready.change_rank(node, rank)
+            self.watch_progress()
 
     def check_entered(self, bracket: ScheduledNode[Any]) -> None:
         """Fail a bracket that was entered, and raise `CycleError`, if it depends on nodes that depend on it."""
@@ -700,6 +710,8 @@ class Scheduler:
         phase = node.finish()
         self.graph.forget(node)
         self.finished[phase] += 1
+        if self.unpolled is not None:
+            self.unpolled.add(node)
         if node.callbacks:
             node.call_callbacks()
 

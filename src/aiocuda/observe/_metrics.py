@@ -179,6 +179,7 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("abandoned", "coordinator_operations_abandoned", "Operations whose result was given up."),
         _gauge("average_overhead", "coordinator_overhead_seconds", "Mean host time of the coordinator per operation."),
         _counter("deadlocks", "coordinator_deadlocks", "Deadlocks that were found."),
+        _counter("dropped", "coordinator_finished_dropped", "Finished operations that no poll has returned in time."),
     ),
     "StreamPoolStatistics": (
         _gauge("minimum", "stream_pool_streams_minimum", "Smallest number of streams."),

@@ -26,8 +26,6 @@ class Request:
     weight : int
     rank : int
         The index of its priority; lower after it has risen.
-    overtakings : int
-        A counter of `aiocuda.coordination._ready_queue.ReadyQueue`.
     arrived : float
         The loop's time of the call.
     deadline : float or None
@@ -48,7 +46,7 @@ class Request:
     """
 
     __slots__ = ("_timer", "arrived", "batch", "context", "deadline", "future", "id", "item", "label", "outcome",
-                 "overtakings", "rank", "waited", "weight")  # fmt: skip
+                 "rank", "waited", "weight")  # fmt: skip
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
@@ -58,7 +56,6 @@ class Request:
         self.item = item
         self.weight = weight
         self.rank = rank
-        self.overtakings = 0
         self.arrived = arrived
         self.deadline = deadline
         self.future: asyncio.Future[Any] | None = future
