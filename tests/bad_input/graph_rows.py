@@ -97,6 +97,17 @@ CASES = [
         _done,
     ),
     Case(
+        53,
+        "cycle of blocks",
+        lambda _, made: made[0].add_dependency(made[1], made[2]),
+        CycleError,
+        "gate",
+        _two,
+    ),
+    Case(54, "no accesses", lambda _, made: made[0].operation("kernel", reads=7), InvalidTypeError, "reads", _done),
+    Case(54, "block of no kind", lambda _, made: made[0].operation("launch"), InvalidArgumentError, "launch", _done),
+    Case(54, "block after the end", lambda _, closed: closed.operation("kernel"), ClosedError, "closed", _closed),
+    Case(
         54, "unknown priority", lambda _, made: _set_priority(made[3], "urgent"), InvalidArgumentError, "urgent", _two
     ),
     Case(54, "priority 0", lambda _, made: _set_priority(made[3], 0), InvalidArgumentError, "0", _two),

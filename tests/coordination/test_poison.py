@@ -215,7 +215,7 @@ async def test_an_operation_that_replaces_bytes_heals_them(coordinator: AsyncCoo
     """Later nodes depend on it from its registration on."""
     buffer = await poisoned(coordinator)
     healing = heals(coordinator, buffer)
-    await asyncio.sleep(0)  # a bracket is registered when its block is entered
+    await asyncio.sleep(0)  # a task creates the bracket
     bumped = coordinator.compute(BUMP, 1, 32, buffer, 2, ITEMS)
     await assert_holds(coordinator, buffer, 42)
     await quickly(healing)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, StaleHandleError
-from aiocuda.coordination import _unpolled_nodes
+from aiocuda.coordination import Node, _unpolled_nodes
 from aiocuda.errors import DeviceFault, NoEventLoopError
 from tests.coordination.graphs import BUMP, ITEMS
 from tests.helpers import TRAP, quickly
@@ -88,7 +89,7 @@ async def test_a_device_fault_ends_each_node_once() -> None:
         async with aiocuda.open_device(driver="host") as device, AsyncCoordinator(device, 1) as coordinator:
             coordinator.poll()
             x = coordinator.upload(np.ones(1, np.uint32))
-            nodes = [x, coordinator.compute(TRAP, 1, 1, after=x)]
+            nodes: list[Node[Any]] = [x, coordinator.compute(TRAP, 1, 1, after=x)]
             nodes += [coordinator.download(x, after=nodes[-1]) for _ in range(3)]
             with pytest.raises(DeviceFault):
                 await quickly(nodes[-1])

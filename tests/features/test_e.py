@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator, BusyError, Device, Stream
+from aiocuda import AsyncCoordinator, BusyError, ClosedError, CycleError, Device, SkippedError, Stream
 from aiocuda.coordination._node import KINDS, PRIORITIES
 from tests.coordination.graphs import BUMP, ITEMS
 from tests.helpers import quickly
@@ -94,6 +94,28 @@ async def test_figures(device: Device) -> None:
         assert (found.waiting, found.in_flight, found.abandoned, found.deadlocks) == (0, 0, 0, 0)
         assert 0 < found.average_overhead < 0.1
         assert skipped.state == "skipped"
+
+
+async def test_an_operation_exists_from_its_creation(device: Device) -> None:
+    """E11: registered, with its dependencies, in the totals and in cycle detection, before a task enters its block."""
+    async with AsyncCoordinator(device) as coordinator:
+        up = await quickly(coordinator.upload(ONES))
+        first = coordinator.operation("reduction", writes=[up])
+        second = coordinator.operation("broadcast", reads=[up])
+        assert second.dependencies == (first,)
+        found = coordinator.statistics()
+        assert (found.registered, found.waiting) == (3, 2)
+        assert found.by_kind == {"transfer": 1, "reduction": 1, "broadcast": 1}
+        with pytest.raises(CycleError):
+            coordinator.add_dependency(first, second)
+        async with first:
+            assert first.stream is not None
+            first.stream.fill(up, 3)
+        down = coordinator.download(up, after=second)
+        del second  # it is not entered: `down` needs it
+        with pytest.raises(SkippedError, match="was dropped before a task entered its block") as caught:
+            await quickly(down)
+        assert isinstance(caught.value.__cause__, ClosedError)
 
 
 async def test_priority_of_a_waiting_operation_can_be_changed(device: Device) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -46,7 +47,7 @@ class _RandomGraph:
         self._actions = actions
         #: Decides about what was added to these graphs later. Drawn from `actions`, it would change most programs.
         self._random = random.Random(f"aiocuda graph {actions.seed} {actions.counts.get('graph', 0)}")
-        #: Decides about priorities that change, for the same reason.
+        #: Decides about priorities that change, and about blocks that are entered late or never, for the same reason.
         self._late_random = random.Random(f"aiocuda graph priorities {actions.seed} {actions.counts.get('graph', 0)}")
         self._checker = actions.checker
         self._device: Device = actions.device()
@@ -57,6 +58,8 @@ class _RandomGraph:
         self._oracle = Oracle(0)
         self._nodes: dict[Node[Any], ExpectedNode] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        #: Blocks that no task has entered, and the functions that run them.
+        self._unentered: list[tuple[ExpectedNode, Bracket, Callable[[Bracket], Coroutine[Any, Any, None]]]] = []
         self._callbacks_added: list[Node[Any]] = []
         self._callbacks_called: list[Node[Any]] = []
         self._polled: dict[Node[Any], int] = {}
@@ -91,6 +94,9 @@ class _RandomGraph:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+        for expected, _, _ in self._unentered:  # the coordinator has withdrawn them
+            expected.withdrawn = expected.abandoned = True
+        self._unentered.clear()
         self._poll()
         if not leaves_early and checker.driver.fault is None:
             self._check_polled()
@@ -108,6 +114,8 @@ class _RandomGraph:
             self._relay()
         if self._late_random.randrange(3) == 0:
             self._change_priority()
+        if self._unentered and self._late_random.randrange(3) == 0:
+            await self._enter_or_drop()
         choice = actions.below(16)
         if choice == 0:
             await actions.pause()
@@ -124,9 +132,9 @@ class _RandomGraph:
         elif choice == 5:
             self._poll()
         else:
-            registered = getattr(self, f"_{actions.choose(_KINDS)}")(self._part())
-            if registered is not None:
-                await registered  # a block is registered when it is entered
+            entered = getattr(self, f"_{actions.choose(_KINDS)}")(self._part())
+            if entered is not None:
+                await entered
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -153,7 +161,7 @@ class _RandomGraph:
 
     def _check_end(self) -> Iterator[str]:
         for node in self._nodes:
-            if not node.done() and not internals.was_never_entered(self._coordinator, node):
+            if not node.done():
                 yield f"V1 {node!r} of a coordinator never ended"
         for node in self._callbacks_added:
             called = self._callbacks_called.count(node)
@@ -184,7 +192,7 @@ class _RandomGraph:
         """Note what the coordinator returns as finished."""
         if self._polled_since is None:
             self._polled_since = len(self._oracle.nodes)
-        for node in self._coordinator.poll():
+        for node in map(internals.scheduled, self._coordinator.poll()):
             self._polled[node] = self._polled.get(node, 0) + 1
 
     def _check_polled(self) -> None:
@@ -298,7 +306,7 @@ class _RandomGraph:
         """Return ``after=`` and ``priority=``, and the nodes that ``after`` names."""
         actions = self._actions
         after = [actions.choose(self._oracle.nodes)] if self._oracle.nodes and actions.below(4) == 0 else []
-        named: list[Any] = [node.submitted if node.is_outside else node.node for node in after]
+        named: list[Any] = [node.submitted if node.node is None else internals.for_program(node.node) for node in after]
         if actions.operations and actions.below(8) == 0:
             operation = actions.choose(actions.operations[-12:])
             outside = ExpectedNode("outside", None, (), (), 0)
@@ -318,13 +326,7 @@ class _RandomGraph:
         after: list[ExpectedNode],
     ) -> ExpectedNode:
         expected = ExpectedNode(kind, node, reads, writes, value)
-        self._note(expected, after)
-        return expected
-
-    def _note(self, expected: ExpectedNode, after: list[ExpectedNode]) -> None:
         self._oracle.add(expected, after)
-        node = expected.node
-        assert node is not None
         self._nodes[node] = expected
         self._actions.operation_count += 1
         operation = node.operation
@@ -333,7 +335,8 @@ class _RandomGraph:
             self._checker.expect_after(operation, self._earlier(expected))
         if self._actions.below(3) == 0:
             self._callbacks_added.append(node)
-            node.add_done_callback(self._callbacks_called.append)
+            node.add_done_callback(lambda node: self._callbacks_called.append(internals.scheduled(node)))
+        return expected
 
     def _upload(self, part: Part) -> None:
         value = self._actions.below(1 << 16)
@@ -442,21 +445,38 @@ class _RandomGraph:
         registered.append(self._register("host", node, (part,), (), 0, after))
 
     async def _bracket(self, part: Part) -> None:
-        """Enqueue work of the program's own in a block, in another task."""
+        """Enqueue work of the program's own in a block, in another task; sometimes later, or never."""
         value = self._actions.below(1 << 16)
         options, after = self._options()
         target = self._slice(part)
         bracket = self._coordinator.operation("kernel", writes=[target], **options)
-        expected = ExpectedNode("bracket", bracket, (), (part,), value)
-        self._start_task(self._run_block(bracket, expected, after, target))
+        expected = self._register("bracket", internals.scheduled(bracket), (), (part,), value, after)
+        if self._late_random.randrange(3) == 0:
+            self._unentered.append((expected, bracket, partial(self._run_block, expected=expected, target=target)))
+            return
+        self._start_task(self._run_block(bracket, expected, target))
         await asyncio.sleep(0)
 
-    async def _run_block(
-        self, bracket: Bracket, expected: ExpectedNode, after: list[ExpectedNode], target: Any
-    ) -> None:
+    async def _enter_or_drop(self) -> None:
+        """Enter a block that was created before, or drop it: then it must end, also without a task that waits."""
+        expected, bracket, run_block = self._unentered.pop(self._late_random.randrange(len(self._unentered)))
+        if self._late_random.randrange(2):
+            self._start_task(run_block(bracket))
+            del bracket
+            await asyncio.sleep(0)
+            return
+        expected.withdrawn = expected.abandoned = True
+        self._checker.something_abandoned = True
+        self._actions.count("drop block")
+        del bracket
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if expected.node is not None and not expected.node.done():
+            self._checker.report(f"V1 {expected!r} was dropped and has not ended")
+
+    async def _run_block(self, bracket: Bracket, expected: ExpectedNode, target: Any) -> None:
         actions = self._actions
         raises, pauses = actions.below(3) == 0, actions.below(2)
-        self._note(expected, after)
         try:
             async with bracket:
                 if not raises or actions.below(2):

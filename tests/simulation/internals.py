@@ -16,6 +16,7 @@ from aiocuda.completion._host_queue import MOST_PER_PUMP
 from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from aiocuda.completion._submission import Submission
 from aiocuda.completion._transitions import TRANSITIONS
+from aiocuda.coordination._bracket import scheduled as bracket_node
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._buffer import DeviceBuffer
@@ -43,6 +44,7 @@ __all__ = [
     "event_is_lent",
     "event_limit",
     "failure_was_seen",
+    "for_program",
     "free_notifier_tokens",
     "has_exports",
     "has_failed",
@@ -53,6 +55,7 @@ __all__ = [
     "limit_chunks",
     "loop_is_closed",
     "loop_states",
+    "nodes_that_wait_for_a_place",
     "on_accept",
     "operations_before",
     "pinned_ranges",
@@ -61,9 +64,9 @@ __all__ = [
     "queue_of",
     "queue_of_stream",
     "root_failure_is_unseen",
+    "scheduled",
     "state_of",
     "stream_handle",
-    "was_never_entered",
     "was_submitted",
     "watch_queue",
 ]
@@ -312,9 +315,16 @@ def event_is_lent(event: Event, pool: EventPool) -> bool:
     return event._lease is not None and event.lender is pool
 
 
-def was_never_entered(coordinator: AsyncCoordinator, node: Node[Any]) -> bool:
-    """True if a node is a block that was never entered, so that it has no end."""
-    return node in coordinator._scheduler.unentered
+def scheduled(node: Node[Any]) -> ScheduledNode[Any]:
+    """Return the node that the scheduler knows. That of a bracket does not keep the bracket."""
+    found = bracket_node(node)
+    assert isinstance(found, ScheduledNode)
+    return found
+
+
+def for_program(node: Node[Any]) -> Node[Any]:
+    """Return the bracket of a node, if it has one that still exists; otherwise the node."""
+    return scheduled(node).public
 
 
 def nodes_that_wait_for_a_place(coordinator: AsyncCoordinator) -> list[Node[Any]]:
@@ -325,7 +335,7 @@ def nodes_that_wait_for_a_place(coordinator: AsyncCoordinator) -> list[Node[Any]
 
 def root_failure_is_unseen(node: Node[Any]) -> bool:
     """True if a node failed, or was skipped, because of a failure that no caller has seen."""
-    root_failure = node.root_failure if isinstance(node, ScheduledNode) else None
+    root_failure = scheduled(node).root_failure
     return root_failure is not None and not root_failure.delivered
 
 

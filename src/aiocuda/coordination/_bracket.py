@@ -5,83 +5,145 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .._base._failure import raisable
 from .._base._label import LABEL
+from ..completion import Operation
 from ..errors import BusyError
 from ..lowlevel import queue_of
-from ._accesses import Access, enqueue_end
-from ._node import Kind
-from ._scheduled_node import OPEN, WAITING, ScheduledNode
-from ._scheduler import Scheduler
+from ._accesses import enqueue_end
+from ._node import Node, NodePriority
+from ._scheduled_node import OPEN, ScheduledNode
 
 if TYPE_CHECKING:
+    from ..memory import DeviceBuffer
     from ..stream import Stream
 
-__all__ = ["Bracket"]
+__all__ = ["Bracket", "scheduled"]
 
 
-class Bracket(ScheduledNode[Any]):
+class Bracket(Node[Any]):
     """A `Node` that lasts as long as an ``async with`` block.
 
-    `AsyncCoordinator.operation` creates brackets. The block begins when a place is free and the dependencies have been
-    submitted; they need not be done. Inside the block, any library can enqueue work on `stream`. That work runs after
-    the dependencies, and nodes that depend on the bracket run after all of it. ``bracket.set_result(value)`` sets the
-    result of awaiting the bracket.
+    `AsyncCoordinator.operation` creates and registers brackets. The block begins when a place is free and the
+    dependencies have been submitted; they need not be done. Inside the block, any library can enqueue work on `stream`.
+    That work runs after the dependencies, and nodes that depend on the bracket run after all of it.
+    ``bracket.set_result(value)`` sets the result of awaiting the bracket.
 
-    The accesses of a bracket count from the moment when a task enters it. Entering raises `CycleError` if an operation
-    that was registered before has conflicting accesses and depends on the bracket.
+    A bracket that is dropped before a task has entered it is withdrawn, as by `abandon`: nodes that need it are
+    skipped. The same happens when the coordinator closes.
     """
 
-    scheduler: Scheduler
-
-    def __init__(
-        self, scheduler: Scheduler, number: int, kind: Kind, rank: int, description: str, stream: Stream | None,
-        registered_at: float, accesses: list[Access], after: list[ScheduledNode[Any]],
-    ) -> None:  # fmt: skip
-        super().__init__(scheduler, number, kind, "bracket", rank, description, stream, registered_at)
-        self._dependencies: tuple[list[Access], list[ScheduledNode[Any]]] | None = (accesses, after)  # until entered
+    def __init__(self, node: ScheduledNode[Any]) -> None:
+        #: The scheduler and other nodes refer to this node only: they must not keep the bracket.
+        self._node = node
+        node.bracket = weakref.ref(self)
+        self.id = node.id
+        self.kind = node.kind
+        self.description = node.description
+        self.label = node.label
+        self.registered_at = node.registered_at
+        self._entered = False
         self._label_before: contextvars.Token[str | None] | None = None
-        scheduler.unentered[self] = None
+
+    def __del__(self) -> None:
+        if not self._entered:
+            self._node.scheduler.drop(self._node)
 
     def set_result(self, value: object) -> None:
         """Set the result of awaiting the bracket."""
-        self.value = value
+        self._node.value = value
+
+    # -- the node ------------------------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # `Node` declares attributes
+
+        @property
+        def stream(self) -> Stream | None:
+            return self._node.stream
+
+        @property
+        def given_at(self) -> float:
+            return self._node.given_at
+
+    @property
+    def priority(self) -> NodePriority:
+        return self._node.priority
+
+    @priority.setter
+    def priority(self, priority: NodePriority) -> None:
+        self._node.priority = priority
+
+    @property
+    def operation(self) -> Operation[Any] | None:
+        return self._node.operation
+
+    @property
+    def dependencies(self) -> tuple[Node[Any], ...]:
+        return self._node.dependencies
+
+    @property
+    def buffer(self) -> DeviceBuffer:
+        return self._node.buffer
+
+    @property
+    def state(self) -> str:
+        return self._node.state
+
+    def done(self) -> bool:
+        return self._node.done()
+
+    def result(self) -> Any:
+        return self._node.result()
+
+    def exception(self) -> BaseException | None:
+        return self._node.exception()
+
+    def add_done_callback(
+        self, fn: Callable[[Node[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        self._node.add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Node[Any]], object]) -> int:
+        return self._node.remove_done_callback(fn)
+
+    def abandon(self) -> bool:
+        return self._node.abandon()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._node.__await__()
+
+    # -- the block -----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        scheduler = self.scheduler
+        node = self._node
+        scheduler = node.scheduler
         scheduler.check()
-        dependencies, self._dependencies = self._dependencies, None
-        if dependencies is None:
+        if self._entered:
             raise BusyError(f"{self!r} has been entered before: make another one by coordinator.operation()")
-        if self.phase != WAITING:
-            raise raisable(self.withdrawal_error())
-        scheduler.unentered.pop(self, None)
-        self.role = "compute"
-        accesses, after = dependencies
-        for other in after:
-            self.depend_on(other, True)
-        scheduler.register(self, accesses)
-        if self.unmet and self.dependents:
-            scheduler.check_entered(self)
+        if node.error is not None:
+            raise raisable(node.error)
+        self._entered = True
         try:
-            if self.phase < OPEN:
-                await _Until(self, OPEN)
+            scheduler.enter(node)
+            if node.phase < OPEN:
+                await _Until(node, OPEN)
         except BaseException:
-            if self.phase == OPEN:
-                self._end(None, self.withdrawal_error())
+            if node.phase == OPEN:
+                self._end(None, node.withdrawal_error())
             else:
-                self.abandon()
+                node.abandon()
             raise
-        if self.phase != OPEN:
-            self.deliver_failure()
-            raise raisable(self.error if self.error is not None else self.withdrawal_error())
+        if node.phase != OPEN:
+            node.deliver_failure()
+            raise raisable(node.error if node.error is not None else node.withdrawal_error())
         if self.label is not None:
             self._label_before = LABEL.set(self.label)
-        scheduler.open[self] = asyncio.current_task()
+        scheduler.open[node] = asyncio.current_task()
         scheduler.detector.start()
         return self
 
@@ -101,15 +163,16 @@ class Bracket(ScheduledNode[Any]):
 
         ``error`` is the exception that leaves the block.
         """
-        scheduler = self.scheduler
-        scheduler.open.pop(self, None)
-        stream = self.stream
+        node = self._node
+        scheduler = node.scheduler
+        scheduler.open.pop(node, None)
+        stream = node.stream
         assert stream is not None
         queue = queue_of(stream)
         scheduler.streams.let_go(queue)
         if reason is not None:
-            self.fail_by_program(reason, raised=error is not None)
-            self.deliver_failure()  # the block raises it
+            node.fail_by_program(reason, raised=error is not None)
+            node.deliver_failure()  # the block raises it
         late = False
         try:
             late = scheduler.resources.streams.let_in(queue)  # raises if the program has closed the stream
@@ -120,11 +183,11 @@ class Bracket(ScheduledNode[Any]):
                 assert mark is not None  # the stream takes new work
                 operation = mark
             else:
-                operation = enqueue_end(queue, self.kind, self.declared)
+                operation = enqueue_end(queue, node.kind, node.declared)
         except Exception as refusal:
             scheduler.in_flight -= 1
-            failure = refusal if self.error is None else self.error
-            scheduler.fail(self, failure, delivered=True, raised=failure is error)
+            failure = refusal if node.error is None else node.error
+            scheduler.fail(node, failure, delivered=True, raised=failure is error)
             scheduler.advance()
             if error is None:
                 raise
@@ -137,9 +200,9 @@ class Bracket(ScheduledNode[Any]):
             # The stream has skipped work, perhaps the waits for prerequisites: substitutes include the prerequisites.
             scheduler.take_over(spoiled)
             scheduler.in_flight -= 1
-            scheduler.substitute(self, operation)
+            scheduler.substitute(node, operation)
         else:
-            scheduler.accept(self, queue, operation)
+            scheduler.accept(node, queue, operation)
         scheduler.advance()
 
 
@@ -154,3 +217,8 @@ class _Until:
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._node.until(self._phase)
+
+
+def scheduled(node: Node[Any]) -> Node[Any]:
+    """Return the node that the scheduler and other nodes know: that of a bracket; any other node is its own."""
+    return node._node if isinstance(node, Bracket) else node

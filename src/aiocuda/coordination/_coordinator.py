@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy.typing as npt
 
@@ -24,7 +24,7 @@ from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, 
 from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
-from ._bracket import Bracket
+from ._bracket import Bracket, scheduled
 from ._node import KINDS, RANKS, Kind, Node, NodePriority, check_priority
 from ._scheduled_node import ABANDONED, DONE, FAILED, SKIPPED, ScheduledNode
 from ._scheduler import SAMPLED, Scheduler
@@ -277,9 +277,15 @@ class AsyncCoordinator(Owner):
         For work that another library enqueues, or for several methods of a stream. If the block raises an exception,
         the operation fails, and operations that need it are skipped. Only ``reads`` and ``writes`` declare its
         accesses; they are not inferred from the work inside the block.
+
+        The operation is registered by this call: later operations with conflicting accesses wait for it, also before a
+        task enters the block. If the block is dropped without being entered, or the coordinator closes before that, the
+        operation is withdrawn: operations that need it are skipped.
         """
-        _, node = self._begin(kind, "bracket", stream, priority, description, label, bracket=(after, reads, writes))
-        return cast("Bracket", node)
+        began, node = self._begin(kind, "bracket", stream, priority, description, label)
+        node.unmet = 1  # until a task enters the block
+        self._link(node, after, accesses_of(reads, writes), began)
+        return Bracket(node)
 
     def host(
         self, function: Callable[..., Any], *args: Any, after: After = (), reads: Iterable[Any] = (),
@@ -302,14 +308,15 @@ class AsyncCoordinator(Owner):
         return node
 
     def add_dependency(self, dependent: Node[Any], prerequisite: Node[Any]) -> None:
-        """Let an operation that still waits depend on another one.
+        """Let an operation that still waits, or a block that no task has entered, depend on another operation.
 
         Raises
         ------
         CycleError
             The prerequisite already depends on the dependent.
         ClosedError
-            The dependent has been submitted to a stream.
+            The dependent waits no more: it was submitted to a stream, its function runs, its block has begun, or it has
+            ended. The error says which.
         """
         self._scheduler.check()
         self._scheduler.add_dependency(self._own(dependent), self._own(prerequisite))
@@ -317,8 +324,7 @@ class AsyncCoordinator(Owner):
     # -- registration --------------------------------------------------------------------------------------------
 
     def _begin(
-        self, kind: Kind, role: str, stream: Stream | None, priority: NodePriority, description: str,
-        label: str | None, bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
+        self, kind: Kind, role: str, stream: Stream | None, priority: NodePriority, description: str, label: str | None
     ) -> tuple[float, ScheduledNode[Any]]:  # fmt: skip
         """Return the time and a new node, which is not registered yet."""
         scheduler = self._scheduler
@@ -336,12 +342,7 @@ class AsyncCoordinator(Owner):
         own_label = None if label is None else check_label(label)
         began = scheduler.driver.now()
         number = scheduler.number = scheduler.number + 1
-        if bracket is None:
-            node: ScheduledNode[Any] = ScheduledNode(scheduler, number, kind, role, rank, description, stream, began)
-        else:
-            after, reads, writes = bracket
-            accesses = accesses_of(reads, writes)
-            node = Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._nodes(after))
+        node: ScheduledNode[Any] = ScheduledNode(scheduler, number, kind, role, rank, description, stream, began)
         if own_label is not None:
             node.set_label(own_label)
         elif (inherited := LABEL.get()) is not None:
@@ -384,6 +385,7 @@ class AsyncCoordinator(Owner):
 
     def _own(self, node: Node[Any]) -> ScheduledNode[Any]:
         """Return the node. Raise an error if it belongs to another coordinator."""
+        node = scheduled(node)
         if not isinstance(node, ScheduledNode):
             raise InvalidTypeError(f"expected an operation of a coordinator, not {type(node).__name__}")
         if node.scheduler is not self._scheduler:
@@ -445,7 +447,10 @@ class AsyncCoordinator(Owner):
         return await self._own(node)
 
     async def drain(self) -> None:
-        """Wait until all registered operations have finished. Their failures are not raised here."""
+        """Wait until all registered operations have finished, except blocks that no task has entered.
+
+        Their failures are not raised here.
+        """
         await self._scheduler.drain()
 
     async def room(self) -> None:
@@ -481,10 +486,10 @@ class AsyncCoordinator(Owner):
         """Refuse new work with `ClosedError`, wait for all registered operations, then close the streams.
 
         The methods of the coordinator's streams refuse new work, too. Registered operations run, also on the host; an
-        open bracket continues until its block is left. Operations that depend on a bracket which was never entered fail
-        with `DeadlockError`. Operations that wait for an event are waited for until it is recorded. Raises the failures
-        that no waiter has received. If this call is cancelled, the coordinator is left as by an exception from
-        ``async with``.
+        open bracket continues until its block is left. A bracket that was never entered is withdrawn: operations that
+        need it are skipped, with a `ClosedError` as their cause. Operations that wait for an event are waited for until
+        it is recorded. Raises the failures that no waiter has received. If this call is cancelled, the coordinator is
+        left as by an exception from ``async with``.
         """
         try:
             await self._end(None)
@@ -539,7 +544,8 @@ class AsyncCoordinator(Owner):
     def __repr__(self) -> str:
         scheduler = self._scheduler
         state = "closed" if scheduler.closed else f"{scheduler.in_flight} of {scheduler.max_in_flight} in flight"
-        return f"<AsyncCoordinator on {self.device.name}: {state}, {len(scheduler.waiting)} waiting>"
+        waiting = len(scheduler.waiting) + len(scheduler.unentered)
+        return f"<AsyncCoordinator on {self.device.name}: {state}, {waiting} waiting>"
 
 
 def _check_count(name: str, value: object, most: int) -> None:
@@ -573,8 +579,8 @@ def _resolve(args: tuple[Any, ...]) -> tuple[BaseException | None, tuple[Any, ..
     error: BaseException | None = None
     found: list[Any] = []
     for argument in args:
-        if isinstance(argument, ScheduledNode):
-            if argument.value is None and argument.error is not None:
+        if isinstance(argument, Node):
+            if isinstance(argument, ScheduledNode) and argument.value is None and argument.error is not None:
                 error = error or argument.error
                 argument = None
             else:

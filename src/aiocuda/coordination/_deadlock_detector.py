@@ -1,10 +1,10 @@
 """DeadlockDetector: finds waits in a coordinator that cannot end.
 
 It has two tests. By *structure*: a node can never be submitted because tasks that wait themselves hold all places or a
-prerequisite of the node, or because the coordinator closes and a prerequisite was never entered. This is proof, and
-raises `DeadlockError` immediately. By *stillness*: nothing in the coordinator moves because of an event that is not
-recorded, a bracket that no task enters, or a missing party of a barrier. These may only be late, for example because a
-task waits for a database. So stillness is logged, and is an error only after the program's own ``deadlock_timeout``.
+prerequisite of the node. This is proof, and raises `DeadlockError` immediately. By *stillness*: nothing in the
+coordinator moves because of an event that is not recorded, a bracket that no task enters, or a missing party of a
+barrier. These may only be late, for example because a task waits for a database. So stillness is logged, and is an
+error only after the program's own ``deadlock_timeout``.
 """
 
 from __future__ import annotations
@@ -124,15 +124,6 @@ class DeadlockDetector:
                 if not (has_place or other.role in ("host", "outside", "event")):
                     return False
         return True
-
-    def fail_behind_unentered(self) -> None:
-        """Fail the nodes that wait for brackets that no task has entered: no task can, as the coordinator closes."""
-        scheduler = self._scheduler
-        for bracket in list(scheduler.unentered):
-            for node in bracket.dependents or ():
-                if node.phase < OPEN and node.role != "bracket" and node.root_failure is None:
-                    text = f"{node.name} waits for {bracket.name}, which was never entered; the coordinator closes"
-                    self._fail(node, DeadlockError(text, path=(node.name, bracket.name)))
 
     def _fail(self, node: ScheduledNode[Any], error: DeadlockError) -> None:
         """Record that a node fails because a prerequisite never comes."""

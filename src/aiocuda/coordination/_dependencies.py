@@ -188,15 +188,11 @@ class DependencyGraph:
             block.poisoned().pop(self, None)
         self._poisoned.clear()
 
-    @classmethod
-    def check_acyclic(cls, dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
-        """Raise `CycleError` if the prerequisite of a new edge already depends on the dependent."""
-        if prerequisite not in dependent.prerequisites:
-            cls.check_prerequisite(dependent, prerequisite)
-
     @staticmethod
-    def check_prerequisite(dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
-        """Raise `CycleError` if a prerequisite depends on the dependent."""
+    def check_acyclic(dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
+        """Raise `CycleError` if the prerequisite of a new edge already depends on the dependent."""
+        if prerequisite in dependent.prerequisites:
+            return
         if prerequisite.id < dependent.id and not dependent.scheduler.has_back_edges:
             return
         path = path_between(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..memory import DeviceBuffer
     from ..stream import Stream
     from ._accesses import DeclaredAccesses
+    from ._bracket import Bracket
     from ._scheduler import Scheduler
 
 __all__ = ["TRANSITIONS", "RootFailure", "ScheduledNode"]
@@ -114,7 +116,8 @@ class ScheduledNode(Node[T_co]):
     prerequisites : dict
         The nodes that this one waits for. The value is True if it needs their data, False if only the order matters.
     unmet : int
-        How many prerequisites are not waitable yet, or not finished where the host needs that.
+        How many prerequisites are not waitable yet, or not finished where the host needs that. The entry of a task into
+        the block of a bracket counts as one.
     dependents : list or None
         The nodes that wait until this one is waitable.
     waitable : bool
@@ -139,6 +142,8 @@ class ScheduledNode(Node[T_co]):
         The callbacks that run when the node has finished.
     context : contextvars.Context or None
         The context variables with which the node is submitted: None while those of the running task are right.
+    bracket : weakref.ref or None
+        The bracket of which this is the node.
     """
 
     # Attributes that few nodes change are class attributes: setting twenty instance attributes takes longer than
@@ -161,6 +166,7 @@ class ScheduledNode(Node[T_co]):
     callbacks: Waiters[Callback] | None = None
     context: contextvars.Context | None = None
     label: str | None = None
+    bracket: weakref.ref[Bracket] | None = None
     _risen = 0  # how many ranks it had risen by ageing when its priority was set last
     _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
 
@@ -197,7 +203,13 @@ class ScheduledNode(Node[T_co]):
 
     @property
     def dependencies(self) -> tuple[Node[Any], ...]:
-        return tuple(node for node in self.prerequisites if not node.done())
+        return tuple(node.public for node in self.prerequisites if not node.done())
+
+    @property
+    def public(self) -> Node[Any]:
+        """The node as the program knows it: the bracket, if this is the node of one that still exists."""
+        bracket = None if self.bracket is None else self.bracket()
+        return self if bracket is None else bracket
 
     @property
     def buffer(self) -> DeviceBuffer:
@@ -269,7 +281,7 @@ class ScheduledNode(Node[T_co]):
         if context is None:
             context = contextvars.copy_context()
         if self.done():
-            scheduler.loop.call_soon(fn, self, context=context)
+            scheduler.loop.call_soon(fn, self.public, context=context)
             return
         if self.callbacks is None:
             self.callbacks = Waiters()
@@ -314,9 +326,7 @@ class ScheduledNode(Node[T_co]):
         if self.phase < OPEN:
             if self.role == "host" and self.phase == READY:
                 return "runs already"
-            if self.unmet or self in self.scheduler.waiting:
-                return None
-            return "has not been entered" if self.role == "bracket" else "is being given to a stream"
+            return None if self.unmet or self in self.scheduler.waiting else "is being given to a stream"
         if self.phase == OPEN:
             return "is open: its block has begun"
         if self.error is not None:
@@ -364,7 +374,7 @@ class ScheduledNode(Node[T_co]):
             self.scheduler.wakes.wake_all(callbacks, self._call_soon)
 
     def _call_soon(self, callback: Callback) -> None:
-        self.scheduler.loop.call_soon(callback.function, self, context=callback.context)
+        self.scheduler.loop.call_soon(callback.function, self.public, context=callback.context)
 
     # -- edges ---------------------------------------------------------------------------------------------------
 

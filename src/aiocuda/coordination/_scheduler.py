@@ -9,9 +9,9 @@ does not ask for notifications, except for a few operations: where a task waits,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
-import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from .._base._failure import Poison
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, Waiters, Wakes, wake_future
 from ..device import Device, Event
-from ..errors import ClosedError, CycleError
+from ..errors import ClosedError
 from ..lowlevel import CLOSED, Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
@@ -76,8 +76,8 @@ class Scheduler:
         The registered nodes that are not waitable yet.
     open : dict
         The open brackets, with their tasks.
-    unentered : weakref.WeakKeyDictionary
-        The brackets that have not been entered. They are not registered yet, but other nodes can wait for them.
+    unentered : dict
+        The registered brackets that have not been entered. They are not in ``waiting``: nobody waits for their end.
     substituted : list
         Nodes without an operation of their own, until the device has passed their substitutes.
     unread : dict
@@ -117,7 +117,7 @@ class Scheduler:
         self.in_flight = 0
         self.waiting: dict[ScheduledNode[Any], None] = {}
         self.open: dict[ScheduledNode[Any], asyncio.Task[Any] | None] = {}
-        self.unentered: weakref.WeakKeyDictionary[ScheduledNode[Any], None] = weakref.WeakKeyDictionary()
+        self.unentered: dict[ScheduledNode[Any], None] = {}
         self.substituted: list[ScheduledNode[Any]] = []
         self.unread: dict[RootFailure, None] = {}
         self.host_tasks: set[asyncio.Task[None]] = set()
@@ -203,6 +203,9 @@ class Scheduler:
         kind = node.kind
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if node.unmet:
+            if node.role == "bracket":
+                self.unentered[node] = None
+                return
             node.keep_context()
             self.waiting[node] = None
             self.detector.start()
@@ -249,23 +252,51 @@ class Scheduler:
             self.ready.change_rank(node, rank)
             self.watch_progress()
 
-    def check_entered(self, bracket: ScheduledNode[Any]) -> None:
-        """Fail a bracket that was entered, and raise `CycleError`, if it depends on nodes that depend on it."""
-        error: CycleError | None = None
-        for other in list(bracket.prerequisites):
-            try:
-                self.graph.check_prerequisite(bracket, other)
-            except CycleError as found:
-                error = error or found
-                bracket.drop_prerequisite(other)
-        if error is None:
+    def enter(self, bracket: ScheduledNode[Any]) -> None:
+        """Let a bracket wait for its prerequisites and its place: a task enters its block."""
+        bracket.keep_context()
+        bracket.role = "compute"
+        self._leave_unentered(bracket)
+        if bracket.unmet:
+            self.detector.start()
             return
-        bracket.fail(error)
-        bracket.deliver_failure()
-        bracket.end_early(FAILED)
+        if self.in_flight >= self.max_in_flight:
+            self.collect_finished()
+        self.prerequisites_met((bracket,))
+        if self.ready.size and self.driver.now() - self._polled_at > POLL_AGAIN:
+            self.poll()
+
+    def drop(self, bracket: ScheduledNode[Any]) -> None:
+        """Withdraw a bracket that the program has dropped, on the loop. Any thread: the garbage collector may run."""
+        loop = self.loop_in_use
+        if bracket in self.unentered and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._dropped, bracket, context=self.context)
+
+    def _dropped(self, bracket: ScheduledNode[Any]) -> None:
+        if bracket in self.unentered:
+            self._withdraw_unentered(bracket, "was dropped before a task entered its block")
+
+    def _withdraw_unentered(self, bracket: ScheduledNode[Any], reason: str) -> None:
+        """Withdraw a bracket that no task can enter any more. That is a failure if a node needs it."""
+        failure = bracket.fail(ClosedError(f"{bracket.name} {reason}: it never ran"))
+        if any(node.prerequisites[bracket] for node in bracket.dependents or ()):
+            self.note_unread(failure)
+        else:
+            bracket.deliver_failure()
+        self._end_unentered(bracket, ABANDONED)
+
+    def _end_unentered(self, bracket: ScheduledNode[Any], phase: int) -> None:
+        """End a bracket that has not been entered. It keeps its place in the graph until its prerequisites are met."""
+        self._leave_unentered(bracket)
+        bracket.end_early(phase)
         if not bracket.unmet:
             self.prerequisites_met((bracket,))
-        raise error
+
+    def _leave_unentered(self, bracket: ScheduledNode[Any]) -> None:
+        del self.unentered[bracket]
+        self.waiting[bracket] = None
+        bracket.unmet -= 1
 
     def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None:
         """Admit nodes that have no unmet prerequisites any more."""
@@ -620,8 +651,7 @@ class Scheduler:
                 node.end_early(FAILED)
         self._abandon_unrecorded()  # no event is recorded any more, and no bracket is entered
         for bracket in list(self.unentered):
-            if not bracket.waitable:
-                bracket.become_waitable()
+            self._end_unentered(bracket, FAILED)
         while self.ready.size:
             self._met.append(self.ready.pop())
         for nodes in self._blocked.values():
@@ -639,15 +669,14 @@ class Scheduler:
             return False  # the function runs
         node.fail(node.withdrawal_error())
         node.deliver_failure()
+        if node in self.unentered:
+            self._end_unentered(node, ABANDONED)
+            return True
         was_ready = node in self.waiting and not node.unmet
         if was_ready:
             self._withdraw_ready(node)
         node.end_early(ABANDONED)
-        if node not in self.waiting:  # a bracket that has not been entered: it is registered now
-            self.registered += 1
-            self.kinds[node.kind] = self.kinds.get(node.kind, 0) + 1
-            self.prerequisites_met((node,))
-        elif was_ready:
+        if was_ready:
             self.prerequisites_met((node,))
         return True
 
@@ -848,9 +877,10 @@ class Scheduler:
         self.closing = True
         if self.loop_in_use is _get_running_loop():  # otherwise the device closes the streams, on their loop
             self.streams.refuse()
-            if not self.resources.closing:  # a device that closes withdraws what waits for a task
-                self.detector.fail_behind_unentered()
-            self._abandon_unentered()
+            if self.resources.closing:  # a device that closes withdraws what waits for a task
+                self._abandon_unentered()
+            for bracket in list(self.unentered):
+                self._withdraw_unentered(bracket, "was never entered, and the coordinator closes")
 
     def moving(self) -> bool:
         """True if a registered node will be submitted or finish without an action of a task. Any thread.

@@ -50,5 +50,5 @@ class UnpolledNodes:
         while self._nodes:
             reference, kept = self._nodes.popleft()
             node = None if reference is None else reference()
-            nodes.append(kept if node is None else node)
+            nodes.append((kept if node is None else node).public)
         return nodes
