@@ -211,8 +211,7 @@ class DeadlockError(AiocudaError, RuntimeError):
 
     An example is a pool with all streams leased by waiting tasks. The last task that began to wait gets this error; the
     others go on when it returns the leases that it holds. A wait that may only be late, such as that for a party of a
-    barrier, fails only in an `AsyncCoordinator` with a ``deadlock_timeout``. A coordinator that closes also fails the
-    operations that wait for a block that no task has entered.
+    barrier, fails only in an `AsyncCoordinator` with a ``deadlock_timeout``.
     """
 
     path: tuple[str, ...]  #: the waits, as text: each task, what it waits for, and which task holds it

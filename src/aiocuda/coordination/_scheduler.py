@@ -806,11 +806,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if all registered nodes have finished."""
+        """True if all registered nodes have finished, except brackets that no task has entered."""
         return not (self.in_flight or self.waiting or self.substituted)
 
     async def drain(self) -> None:
-        """Wait until all registered nodes have finished."""
+        """Wait until `idle`."""
         self.check_loop()
         while True:
             self.poll()
