@@ -55,6 +55,12 @@ def _set_priority(node: Any, priority: Any) -> None:
     node.priority = priority
 
 
+async def _node_of_closed(world: World) -> Any:
+    async with AsyncCoordinator(world.device) as closed:
+        node = closed.host(int)
+    return world.holding(AsyncCoordinator(world.device)), node
+
+
 async def _closed(world: World) -> AsyncCoordinator:
     coordinator = AsyncCoordinator(world.device)
     await coordinator.aclose()
@@ -82,11 +88,27 @@ CASES = [
     Case(53, "self edge of a group", lambda _, group: group.add_dependency("up", "up"), CycleError, "up", _group),
     Case(
         54,
-        "node of another coordinator",
-        lambda world, made: AsyncCoordinator(world.device).host(int, after=made[1]),
+        "node of another coordinator as a buffer",
+        lambda world, made: AsyncCoordinator(world.device).download(made[1]),
         InvalidArgumentError,
         "another coordinator",
         _done,
+    ),
+    Case(
+        54,
+        "node of another coordinator as the dependent",
+        lambda world, made: AsyncCoordinator(world.device).add_dependency(made[2], made[1]),
+        InvalidArgumentError,
+        "another coordinator",
+        _two,
+    ),
+    Case(
+        54,
+        "node of a closed coordinator",
+        lambda _, made: made[0].host(int, after=made[1]),
+        ClosedError,
+        "has been closed",
+        _node_of_closed,
     ),
     Case(
         54,

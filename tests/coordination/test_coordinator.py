@@ -392,7 +392,7 @@ async def test_bad_arguments_are_refused_at_the_call(device: Device, coordinator
         coordinator.upload(ONES, stream=None).result()
     async with AsyncCoordinator(device) as another:
         with pytest.raises(InvalidArgumentError, match="another coordinator"):
-            another.upload(ONES, after=up)
+            another.download(up)
     assert in_thread_error(coordinator) is WrongLoopError
 
 

@@ -64,7 +64,7 @@ async def test_edges_that_go_round_are_refused(device: Device, stream: Stream, l
             coordinator.add_dependency(given, first)
         stranger = another.upload(ONES)
         with pytest.raises(ValueError, match="another coordinator"):
-            coordinator.add_dependency(first, stranger)
+            coordinator.add_dependency(stranger, first)
         order: list[str] = []
         for node in (first, second, third):
             node.add_done_callback(lambda node: order.append(node.description))

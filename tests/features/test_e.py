@@ -1,12 +1,13 @@
-"""The coordinator: rows E1 to E12 of docs/reference/features.md, on every driver; more of it in tests/coordination."""
+"""The coordinator: rows E1 to E15 of docs/reference/features.md, on every driver; more of it in tests/coordination."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator, BusyError, ClosedError, CycleError, Device, SkippedError, Stream
+from aiocuda import AsyncCoordinator, BusyError, ClosedError, CycleError, Device, SkippedError, Stream, open_device
 from aiocuda.coordination._node import KINDS, PRIORITIES
+from aiocuda.driver.host import HostDriver
 from tests.coordination.graphs import BUMP, ITEMS
 from tests.helpers import quickly
 
@@ -131,3 +132,15 @@ async def test_priority_of_a_waiting_operation_can_be_changed(device: Device) ->
         assert third.stream.priority == "high"
         with pytest.raises(BusyError, match="has ended"):
             third.priority = "low"
+
+
+async def test_after_takes_nodes_of_other_coordinators() -> None:
+    """E15: of the loop, and of any device of the driver."""
+    order: list[int] = []
+    driver = HostDriver(devices=2)
+    async with open_device(0, driver=driver) as one, open_device(1, driver=driver) as other:
+        async with AsyncCoordinator(one) as first, AsyncCoordinator(other) as second:
+            before = first.host(order.append, 1, after=first.upload(ONES))
+            await quickly(second.host(order.append, 2, after=[before, second.upload(ONES)]))
+    driver.close()
+    assert order == [1, 2]

@@ -14,6 +14,7 @@ from tests.simulation.graphs import run_graph
 from tests.simulation.memory_adaptors import MemoryAdaptorActions
 from tests.simulation.stream_pools import StreamPoolActions
 from tests.simulation.submissions import SubmissionActions
+from tests.simulation.two_coordinators import TwoCoordinatorActions
 
 if TYPE_CHECKING:
     from tests.simulation.actions import Actions
@@ -29,6 +30,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "adapted": lambda actions: MemoryAdaptorActions(actions).choices(),
     "foreign": lambda actions: ForeignMemoryActions(actions).choices(),
     "submissions": lambda actions: SubmissionActions(actions).choices(),
+    "pairs": lambda actions: TwoCoordinatorActions(actions).choices(),
 }
 
 _ONE_IN = 7

@@ -319,7 +319,7 @@ class AsyncCoordinator(Owner):
             ended. The error says which.
         """
         self._scheduler.check()
-        self._scheduler.add_dependency(self._own(dependent), self._own(prerequisite))
+        self._scheduler.add_dependency(self._own(dependent), self._prerequisite(prerequisite))
 
     # -- registration --------------------------------------------------------------------------------------------
 
@@ -376,21 +376,26 @@ class AsyncCoordinator(Owner):
         found: list[ScheduledNode[Any]] = []
         for thing in several(things, "after names operations: a node, an operation, an event or several"):
             if isinstance(thing, Node):
-                found.append(self._own(thing))
+                found.append(self._prerequisite(thing))
             elif isinstance(thing, StreamOperation | Event):
                 found.append(self._scheduler.node_of(thing))
             else:
                 raise InvalidTypeError(f"after names nodes, operations and events, not {type(thing).__name__}")
         return found
 
+    def _prerequisite(self, node: Node[Any]) -> ScheduledNode[Any]:
+        """Return the node. Raise an error if no node here can wait for it."""
+        found = _as_scheduled(node)
+        if found.scheduler is not self._scheduler:
+            self._scheduler.meet(found.scheduler)
+        return found
+
     def _own(self, node: Node[Any]) -> ScheduledNode[Any]:
         """Return the node. Raise an error if it belongs to another coordinator."""
-        node = scheduled(node)
-        if not isinstance(node, ScheduledNode):
-            raise InvalidTypeError(f"expected an operation of a coordinator, not {type(node).__name__}")
-        if node.scheduler is not self._scheduler:
-            raise InvalidArgumentError(f"{node!r} belongs to another coordinator: await it, or give its `operation`")
-        return node
+        found = _as_scheduled(node)
+        if found.scheduler is not self._scheduler:
+            raise InvalidArgumentError(f"{node!r} belongs to another coordinator: await it, or name it in after=")
+        return found
 
     def _check_launch(self, grid: Any, block: Any, shared_bytes: int) -> None:
         """Check the grid and the block of a launch. Combinations that were checked before are known."""
@@ -599,3 +604,11 @@ def _combined(failures: list[BaseException]) -> BaseException:
     if len(found) == 1:
         return found[0]
     return BaseExceptionGroup(f"{len(found)} operations of the coordinator failed", found)
+
+
+def _as_scheduled(node: Node[Any]) -> ScheduledNode[Any]:
+    """Return the scheduler's node of a node of a coordinator. Raise an error if it is something else."""
+    found = scheduled(node)
+    if not isinstance(found, ScheduledNode):
+        raise InvalidTypeError(f"expected an operation of a coordinator, not {type(node).__name__}")
+    return found

@@ -94,13 +94,15 @@ class DeadlockDetector:
 
     def _describe(self, node: ScheduledNode[Any]) -> str:
         """Return the name of a node, and what blocks it: a prerequisite, or the nodes that hold all places."""
-        scheduler = self._scheduler
         blocker = next((other for other in _with_prerequisites(node) if other is not node and _is_held(other)), None)
         if blocker is not None:
             return f"{node.name}, which waits for {blocker.name} ({blocker.state})"
-        if len(scheduler.open) >= scheduler.max_in_flight:
-            holders = ", ".join(holder.name for holder in list(scheduler.open)[:4])
-            return f"{node.name}, for which none of {scheduler.max_in_flight} places is free: held by {holders}"
+        for other in _with_prerequisites(node):
+            scheduler = other.scheduler
+            if len(scheduler.open) >= scheduler.max_in_flight:
+                name = node.name if other is node else f"{node.name}, which waits for {other.name}"
+                holders = ", ".join(holder.name for holder in list(scheduler.open)[:4])
+                return f"{name}, for which none of {scheduler.max_in_flight} places is free: held by {holders}"
         return node.name
 
     def _can_be_submitted(self, node: ScheduledNode[Any], stuck: Collection[asyncio.Task[Any]]) -> bool:
@@ -108,20 +110,19 @@ class DeadlockDetector:
         if node.phase >= SUBMITTED:
             return True
         scheduler = self._scheduler
-        if not any(task is not None and task in stuck for task in scheduler.open.values()):
+        if not scheduler.others and not any(task is not None and task in stuck for task in scheduler.open.values()):
             return True  # no stuck task holds a bracket, so all prerequisites and places make progress
-        has_place = (
-            scheduler.in_flight < scheduler.max_in_flight
-            or scheduler.in_flight > len(scheduler.open)
-            or any(task is None or task not in stuck for task in scheduler.open.values())
-        )
+        has_place: dict[Scheduler, bool] = {}
         for other in _with_prerequisites(node):
+            scheduler = other.scheduler
             if other.phase == OPEN:
                 task = scheduler.open.get(other)
                 if task is not None and task in stuck:
                     return False
-            elif other.phase < OPEN:
-                if not (has_place or other.role in ("host", "outside", "event")):
+            elif other.phase < OPEN and other.role not in ("host", "outside", "event"):
+                if scheduler not in has_place:
+                    has_place[scheduler] = _has_place(scheduler, stuck)
+                if not has_place[scheduler]:
                     return False
         return True
 
@@ -169,13 +170,15 @@ class DeadlockDetector:
 
     def _is_at_work(self) -> bool:
         """True if the device or a thread works: a task may wait for that, and then unblock the coordinator."""
-        scheduler = self._scheduler
-        if scheduler.in_flight > len(scheduler.open) or scheduler.host_tasks:
-            return True
-        loop_state = scheduler.resources.loop_states.here()
-        for queue in list(loop_state.queues):
-            queue.poll()
-        return loop_state.blocking() or any(queue.tail() is not None for queue in loop_state.queues)
+        for scheduler in self._scheduler.connected():
+            if scheduler.in_flight > len(scheduler.open) or scheduler.host_tasks:
+                return True
+            loop_state = scheduler.resources.loop_states.here()
+            for queue in list(loop_state.queues):
+                queue.poll()
+            if loop_state.blocking() or any(queue.tail() is not None for queue in loop_state.queues):
+                return True
+        return False
 
     def _check_still(self) -> None:
         """Log what is blocked, once it has been still for long enough; fail it after the timeout."""
@@ -185,7 +188,7 @@ class DeadlockDetector:
         nodes, stuck = self._find_blocked()
         if not nodes:
             return
-        bracket_tasks = set(self._scheduler.open.values())
+        bracket_tasks = {task for scheduler in self._scheduler.connected() for task in scheduler.open.values()}
         waits = [wait for wait in stuck if wait.task in bracket_tasks]
         # A bracket moves when its task begins to wait for something else.
         still = self._scheduler.loop.time() - max([self._still_since, *(wait.since for wait in waits)])
@@ -206,12 +209,13 @@ class DeadlockDetector:
         If the task of one bracket is at work, nothing counts as blocked.
         """
         scheduler = self._scheduler
-        if not scheduler.open:
+        brackets = {bracket: task for each in self._scheduler.connected() for bracket, task in each.open.items()}
+        if not brackets:
             return [node for node in scheduler.waiting if node.phase != OPEN and _blockers(node)], []
         stuck = find_stuck(scheduler.loop, patient=False)
         tasks = {wait.task for wait in stuck}
-        if all(task in tasks for task in scheduler.open.values()):
-            return list(scheduler.open), stuck
+        if all(task in tasks for task in brackets.values()):
+            return list(brackets), stuck
         return [], []
 
     def _log(self, nodes: list[ScheduledNode[Any]], stuck: list[Wait]) -> None:
@@ -262,6 +266,15 @@ def _with_prerequisites(node: ScheduledNode[Any]) -> Iterator[ScheduledNode[Any]
             if not other.waitable and other not in seen:
                 seen.add(other)
                 left.append(other)
+
+
+def _has_place(scheduler: Scheduler, stuck: Collection[asyncio.Task[Any]]) -> bool:
+    """True if the coordinator has a place, or gets one although none of the ``stuck`` tasks ever continues."""
+    return (
+        scheduler.in_flight < scheduler.max_in_flight
+        or scheduler.in_flight > len(scheduler.open)
+        or any(task is None or task not in stuck for task in scheduler.open.values())
+    )
 
 
 def _is_held(node: ScheduledNode[Any]) -> bool:

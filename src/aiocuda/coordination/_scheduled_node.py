@@ -506,12 +506,13 @@ class ScheduledNode(Node[T_co]):
         dependents = self.dependents
         if dependents is not None:
             self.dependents = None
-            met: list[ScheduledNode[Any]] = []
+            met: dict[Scheduler, list[ScheduledNode[Any]]] = {self.scheduler: []}
             for dependent in dependents:
                 dependent.unmet -= 1
                 if not dependent.unmet:
-                    met.append(dependent)
-            self.scheduler.prerequisites_met(met)
+                    met.setdefault(dependent.scheduler, []).append(dependent)
+            for scheduler, nodes in met.items():
+                scheduler.prerequisites_met(nodes)
 
     # -- failures ------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from .._base._failure import Poison
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, Waiters, Wakes, wake_future
 from ..device import Device, Event
-from ..errors import ClosedError
+from ..errors import ClosedError, InvalidArgumentError
 from ..lowlevel import CLOSED, Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
@@ -84,6 +84,8 @@ class Scheduler:
         The failures that the program has not received, oldest first.
     host_tasks : set
         The tasks of the host functions that run.
+    others : tuple of Scheduler
+        Other coordinators with nodes that nodes here wait for, or have waited for.
     has_back_edges : bool
         True if a node depends on a node that was created later. Otherwise a new edge to an older node closes no cycle.
     number, registered : int
@@ -123,6 +125,7 @@ class Scheduler:
         self.host_tasks: set[asyncio.Task[None]] = set()
         #: Nodes of events that have not been recorded. Each function lets the event forget its node.
         self._unrecorded: dict[ScheduledNode[Any], Callable[[], None]] = {}
+        self.others: tuple[Scheduler, ...] = ()
         self.has_back_edges = False
         #: Nodes without unmet prerequisites, until `submit_ready` admits them.
         self._met: deque[ScheduledNode[Any]] = deque()
@@ -186,6 +189,28 @@ class Scheduler:
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()
+
+    def meet(self, other: Scheduler) -> None:
+        """Raise an error unless nodes of this coordinator can wait for nodes of another one."""
+        other.check_loop()
+        if other.driver is not self.driver:
+            raise InvalidArgumentError(
+                f"a coordinator of {self.device.name} cannot wait for a node of {other.device.name}, which has "
+                "another driver: await the node first"
+            )
+        if other.closed:
+            raise other.streams.closed()
+        if other not in self.others:
+            self.others = (*(each for each in self.others if not each.closed), other)
+            # The numbers of their nodes do not compare: a cycle may go through any of them.
+            self.has_back_edges = other.has_back_edges = True
+
+    def connected(self) -> list[Scheduler]:
+        """Return this coordinator, and those with nodes that its nodes may wait for, directly or indirectly."""
+        found = [self]
+        for scheduler in found:  # the list grows meanwhile
+            found.extend(other for other in scheduler.others if other not in found and not other.closed)
+        return found
 
     # -- from registration to submission -------------------------------------------------------------------------
 
@@ -886,8 +911,12 @@ class Scheduler:
         """True if a registered node will be submitted or finish without an action of a task. Any thread.
 
         A node needs a task if it waits for an event that is not recorded or for a bracket that is not left, or if open
-        brackets hold all places.
+        brackets hold all places. If it waits for a node of another coordinator, that one may move.
         """
+        return bool(self.waiting) and any(scheduler._moves() for scheduler in self.connected())
+
+    def _moves(self) -> bool:
+        """Do the same as `moving` for a coordinator alone."""
         if self.closed or not (self.in_flight < self.max_in_flight or self.in_flight > len(self.open)):
             return False
         return any(
