@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 import aiocuda
 from aiocuda import (
@@ -18,6 +21,50 @@ from aiocuda import (
     TripleBuffer,
 )
 from tests.bad_input.case import Case, World, each_of
+
+_BUFFERS: Any = {"x": (4, np.uint32)}
+
+_BAD_BUFFERS: tuple[tuple[str, Any, type[Exception], str], ...] = (
+    ("{}", {}, InvalidArgumentError, "is empty"),
+    ("[]", [], InvalidTypeError, "not []"),
+    ("'x'", "x", InvalidTypeError, "not 'x'"),
+    ("{'x': 4}", {"x": 4}, InvalidTypeError, "'x' has 4"),
+    ("{'x': (4,)}", {"x": (4,)}, InvalidTypeError, "'x' has (4,)"),
+    ("{7: …}", {7: (4, "u4")}, InvalidTypeError, "not 7"),
+    ("of shape -1", {"x": (-1, "u4")}, InvalidArgumentError, "-1"),
+    ("of shape '4'", {"x": ("4", "u4")}, InvalidTypeError, "'4'"),
+    ("of dtype q9", {"x": (4, "q9")}, InvalidTypeError, "q9"),
+    ("of objects", {"x": (4, object)}, InvalidTypeError, "Python objects"),
+)
+
+
+def _ring_of(world: World, buffers: Any) -> TripleBuffer:
+    return TripleBuffer(buffers=buffers, device=world.device)
+
+
+async def _ring(world: World) -> TripleBuffer:
+    return world.holding(_ring_of(world, _BUFFERS))
+
+
+def _buffer(*arguments: Any) -> Callable[[World, TripleBuffer], Any]:
+    """Return the verb that asks the first slot of a ring for a buffer."""
+
+    def ask(_: World, ring: TripleBuffer) -> Any:
+        slot = ring.upload_slot()
+        assert slot is not None
+        return slot.buffer(*arguments)
+
+    return ask
+
+
+def _use(method: str) -> Callable[[World, TripleBuffer], Any]:
+    return lambda _, ring: getattr(ring, method)()
+
+
+async def _closed_ring(world: World) -> TripleBuffer:
+    ring = _ring_of(world, _BUFFERS)
+    await ring.aclose()
+    return ring
 
 
 async def _two(world: World) -> Any:
@@ -166,6 +213,42 @@ CASES = [
     ),
     Case(62, "depth True", lambda *_: TripleBuffer(True), InvalidTypeError, "True"),
     Case(62, "depth 3.0", lambda *_: TripleBuffer(3.0), InvalidTypeError, "3.0"),  # type: ignore[arg-type]
+    *(
+        Case(62, f"buffers {name}", each_of(_ring_of, buffers), error, says)
+        for name, buffers, error, says in _BAD_BUFFERS
+    ),
+    Case(
+        62, "buffers without a device", lambda *_: TripleBuffer(buffers=_BUFFERS), InvalidArgumentError, "device=device"
+    ),
+    Case(
+        62,
+        "device without buffers",
+        lambda world, _: TripleBuffer(device=world.device),
+        InvalidArgumentError,
+        "for its buffers only: name them",
+    ),
+    Case(
+        62,
+        "buffers on no device",
+        lambda *_: TripleBuffer(buffers=_BUFFERS, device=7),  # type: ignore[arg-type]
+        InvalidTypeError,
+        "not on 7",
+    ),
+    *(
+        Case(62, f"slot.buffer{arguments}", _buffer(*arguments), error, says, _ring)
+        for arguments, error, says in (
+            (("y",), InvalidArgumentError, "no buffer 'y', only 'x': add it to TripleBuffer(buffers=…)"),
+            (("x", 5), InvalidArgumentError, "has shape (4,) and dtype uint32, not (5,) and float32: leave both out"),
+            (("x", 4, "i4"), InvalidArgumentError, "dtype uint32, not (4,) and int32"),
+            (("x", -1, "u4"), InvalidArgumentError, "-1"),
+            (("x", 4, "q9"), InvalidTypeError, "q9"),
+            ((7,), InvalidTypeError, "not 7"),
+        )
+    ),
+    *(
+        Case(62, f"closed ring, {name}", _use(name), ClosedError, "this triple buffer has been closed", _closed_ring)
+        for name in ("acquire", "reserve", "upload_slot", "compute_slot", "download_slot", "advance", "__aenter__")
+    ),
     Case(
         62,
         "overlap with one slot",

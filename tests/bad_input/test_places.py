@@ -39,6 +39,7 @@ USES: dict[str, tuple[Callable[[Setting], Any], Callable[[Setting, Any], Any]]] 
     "`StreamGroup`": (lambda s: s.group, lambda s, group: group.barrier()),
     "`EventPool`": (lambda s: s.events, lambda s, events: events.acquire_nowait()),
     "`StreamBarrier`": (lambda s: s.barrier, lambda s, barrier: _meet(s, barrier)),
+    "`TripleBuffer` with buffers": (lambda s: s.owner, lambda s, ring: ring.upload_slot()),
     "`TripleBuffer`": (lambda s: s.ring, lambda s, ring: ring.acquire()),
     "`MicroBatcher`": (lambda s: s.batcher, lambda s, batcher: batcher.submit_nowait(1)),
     "`ManagedContext`": (lambda s: s.context, lambda s, context: context.stream("compute")),

@@ -92,6 +92,7 @@ class Setting:
         self.coordinator = aiocuda.AsyncCoordinator(device)
         self.node = self.coordinator.upload(np.zeros((4, 4), np.float32))
         self.ring = aiocuda.TripleBuffer()
+        self.owner = aiocuda.TripleBuffer(buffers={"x": (4, np.float32)}, device=device)
         self.stage = aiocuda.Stage("stage", lambda slot: None)
         self.pipeline = aiocuda.Pipeline(device, [self.stage])
         with self.other.capture() as self.graph:
@@ -218,6 +219,7 @@ _INSTANCES: dict[str, Callable[[Setting], Any]] = {
     "barrier": lambda s: s.barrier,
     "coordinator": lambda s: s.coordinator,
     "ring": lambda s: s.ring,
+    "owner": lambda s: s.owner,
     "pipeline": lambda s: s.pipeline,
     "context": lambda s: s.context,
 }
@@ -302,6 +304,7 @@ TARGETS = tuple(
             "barrier": aiocuda.StreamBarrier,
             "coordinator": aiocuda.AsyncCoordinator,
             "ring": aiocuda.TripleBuffer,
+            "owner": aiocuda.TripleBuffer,
             "pipeline": aiocuda.Pipeline,
             "context": aiocuda.ManagedContext,
         }

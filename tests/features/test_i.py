@@ -234,3 +234,35 @@ async def test_pipeline_captures_its_iteration_per_slot_and_replays_it(device: D
         results = [np.unique(result).tolist() async for result in pipeline.run(range(10))]
     assert results == [[2 * item + 1] for item in range(10)]
     assert called == ["upload", "download"] * 3
+
+
+async def test_triple_buffer_owns_memory_and_moves_its_slots_on(device: Device) -> None:
+    """I9: no call waits; an item is uploaded, computed and downloaded in a slot, whose buffers the ring has made."""
+    before = device.memory.statistics().live_bytes
+    buffers: Any = {"x": (LENGTH, np.uint32)}
+    items, results = list(range(10)), list[int]()
+    async with TripleBuffer(buffers=buffers, device=device) as ring, contextlib.AsyncExitStack() as stack:
+        assert len(ring) == 3
+        assert device.memory.statistics().live_bytes >= before + 3 * 4 * LENGTH
+        up, compute, down = [await stack.enter_async_context(device.stream()) for _ in range(3)]
+        assert (ring.compute_slot(), ring.download_slot()) == (None, None)
+        while items or ring.busy:
+            work: list[Operation[Any]] = []
+            if items and (slot := ring.upload_slot(items[0])) is not None:
+                array = np.full(LENGTH, items.pop(0), np.uint32)
+                work.append(up.copy(slot.buffer("x"), array))
+                slot.enter("uploading", until=work[-1])
+            if (slot := ring.compute_slot()) is not None:
+                work.append(compute.launch(AFFINE, 1, 256, slot.buffer("x"), LENGTH, 2, 1))
+                slot.enter("processing", until=work[-1])
+            if (slot := ring.download_slot()) is not None:
+                work.append(down.download(slot.buffer("x", LENGTH, np.uint32)))
+                slot.enter("downloading", until=work[-1])
+                results.append(int((await quickly(work[-1]))[0]))
+            states = ring.states
+            for operation in work:
+                await quickly(operation)
+            assert ring.states == states
+            ring.advance()
+    assert results == [2 * item + 1 for item in range(10)]
+    await until(lambda: device.memory.statistics().live_bytes == before, "the memory going back")

@@ -24,6 +24,7 @@ from aiocuda import (
     Stream,
     StreamGroup,
     StreamPool,
+    TripleBuffer,
 )
 from aiocuda.cluster import open_cluster
 from aiocuda.data import DataLoader, to_device
@@ -157,6 +158,19 @@ async def pipeline(device: Device) -> AsyncIterator[Life]:
     stage = Stage("work", lambda slot: slot.stream.launch(SPIN, 1, 1, int(HELD * 1e9)))
     pipeline = Pipeline(device, [stage], depth=1)
     yield Life(pipeline, lambda: pipeline.execute_iteration(None))
+
+
+@row("TripleBuffer")
+async def triple_buffer(device: Device) -> AsyncIterator[Life]:
+    ring = TripleBuffer(1, buffers={"x": (4, np.float32)}, device=device)
+
+    async def work() -> None:
+        async with device.stream() as stream, ring.slot() as slot:
+            operation = stream.launch(SPIN, 1, 1, int(HELD * 1e9))
+            slot.enter("uploading", until=operation)
+            await operation
+
+    yield Life(ring, work)
 
 
 @row("MicroBatcher", drains=True, must_enter=True)

@@ -15,6 +15,7 @@ from tests.simulation.memory_adaptors import MemoryAdaptorActions
 from tests.simulation.stream_pools import StreamPoolActions
 from tests.simulation.submissions import SubmissionActions
 from tests.simulation.two_coordinators import TwoCoordinatorActions
+from tests.simulation.triple_buffers import TripleBufferActions
 
 if TYPE_CHECKING:
     from tests.simulation.actions import Actions
@@ -31,6 +32,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "foreign": lambda actions: ForeignMemoryActions(actions).choices(),
     "submissions": lambda actions: SubmissionActions(actions).choices(),
     "pairs": lambda actions: TwoCoordinatorActions(actions).choices(),
+    "triple buffers": lambda actions: TripleBufferActions(actions).choices(),
 }
 
 _ONE_IN = 7

@@ -7,12 +7,24 @@ import contextlib
 import time
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from .._base._types import ProcessLocal
-from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
-from ._slot import Slot, SlotContents, SlotState
+import numpy as np
+import numpy.typing as npt
+
+from .._base._arrays import as_dtype, as_shape
+from .._base._owner import Owner
+from .._base._scope import Outcome, Scope, wrong_loop
+from .._base._types import SourceLine
+from ..completion import Operation
+from ..coordination import Node
+from ..device import Device
+from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
+from ..lowlevel import owned, queue_of, resources_of
+from ..stream import Stream
+from ._slot import Ends, Slot, SlotContents, SlotState, checked_name, memory_of
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
@@ -23,7 +35,7 @@ __all__ = ["MAX_SLOTS", "PipelineRing", "TripleBuffer"]
 MAX_SLOTS = 1024
 
 
-class TripleBuffer(ProcessLocal):
+class TripleBuffer(Owner):
     """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
 
     With three slots, one item is uploaded while another is processed and a third one downloaded. Any number of
@@ -37,20 +49,48 @@ class TripleBuffer(ProcessLocal):
             slot.enter("processing")
             ...
 
+    With ``buffers``, each slot has device memory from the beginning. A program that does not wait for slots takes one
+    by `upload_slot`, finds the others by `compute_slot` and `download_slot`, names the operation that ends a state by
+    ``slot.enter(state, until=operation)``, and moves the slots on by `advance`::
+
+        async with TripleBuffer(buffers={"x": (1024, np.float32)}, device=device) as ring:
+            slot = ring.upload_slot()
+            slot.enter("uploading", until=stream.copy(slot.buffer("x"), array))
+            ...
+            ring.advance()
+
+    Such a ring belongs to the running loop, and ends by `aclose` or ``async with``. Without ``buffers`` it owns
+    nothing, and both do nothing.
+
     Parameters
     ----------
     depth
         The number of slots, 1 to 1024.
+    buffers
+        The shape and dtype of each buffer of a slot, by its name: ``{"x": ((4, 4), np.float32)}``. They are allocated
+        now, in a stream of the ring, so that ``slot.buffer(name)`` needs no ``slot.stream``.
+    device
+        The device of ``buffers``.
     now
         The clock for statistics; it returns seconds.
 
     Raises
     ------
     InvalidArgumentError, InvalidTypeError
-        A depth out of range, or no integer.
+        A depth out of range, or no integer; ``buffers`` without a device, or a device without ``buffers``; no name, no
+        shape or no dtype.
+    DeviceOutOfMemory
+        The device has not enough memory for ``buffers``.
     """
 
-    def __init__(self, depth: int = 3, *, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        depth: int = 3,
+        *,
+        buffers: Mapping[str, tuple[int | Sequence[int], npt.DTypeLike]] | None = None,
+        device: Device | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise InvalidTypeError(f"depth is an integer, not {depth!r}")
         if not 1 <= depth <= MAX_SLOTS:
@@ -58,13 +98,37 @@ class TripleBuffer(ProcessLocal):
         self._slots = [Slot(number) for number in range(depth)]
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
-        self._busy: set[Slot] = set()
+        self._busy: dict[Slot, None] = {}  # in the order in which they were taken
+        self._in_blocks: set[Slot] = set()  # of `slot`, which makes them free
         self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak_busy = 0
         self._busy_since = 0.0
         self._busy_seconds = 0.0
+        self._scope: Scope | None = None  # None without buffers
+        self._stream: Stream | None = None  # that has allocated them
+        if buffers is not None or device is not None:
+            self._allocate(_checked_buffers(buffers, device), device)
+
+    def _allocate(self, buffers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], device: Any) -> None:
+        """Make the stream, and the buffers of each slot."""
+        resources = resources_of(device)
+        stream = self._stream = owned(device.stream(name="triple buffer"))
+        scope = self._scope = Scope(
+            "this triple buffer", "make one in each loop, share the device",
+            "make another one by aiocuda.TripleBuffer(buffers=buffers, device=device)", loop=_get_running_loop(),
+            wrong_loop=resources.device_state.wrong_loop,
+        )  # fmt: skip
+        try:
+            for slot in self._slots:
+                made = {name: stream.empty(shape, dtype) for name, (shape, dtype) in buffers.items()}
+                memory_of(slot).give(made, scope)
+        except BaseException:
+            resources.streams.leave(queue_of(stream))
+            raise
+        use = "`async with aiocuda.TripleBuffer(buffers=buffers, device=device) as ring`"
+        scope.must_end(use, SourceLine.of_caller(), lambda: stream.closed)
 
     # -- state and statistics ------------------------------------------------------------------------------------
 
@@ -88,6 +152,27 @@ class TripleBuffer(ProcessLocal):
         """The greatest number of slots that were busy at the same time."""
         return self._peak_busy
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def compute_slot(self) -> Slot | None:
+        """Return the oldest slot that is processing, the one that was taken first; None if there is none.
+
+        The slot stays as it is, so the next call may return it again.
+        """
+        return self._oldest("processing")
+
+    def download_slot(self) -> Slot | None:
+        """Return the oldest slot that is downloading, the one that was taken first; None if there is none.
+
+        The slot stays as it is, so the next call may return it again.
+        """
+        return self._oldest("downloading")
+
+    def _oldest(self, state: SlotState) -> Slot | None:
+        self._claim_loop()
+        return next((slot for slot in self._busy if slot.state == state), None)
+
     def reset_statistics(self) -> None:
         """Restart the statistics."""
         self._peak_busy = len(self._busy)
@@ -103,6 +188,57 @@ class TripleBuffer(ProcessLocal):
         self._begin(slot, item, None)
         return slot
 
+    def upload_slot(self, item: Any = None) -> Slot | None:
+        """Take a free slot, put the item into it, and return it; it is uploading. None if no slot is free.
+
+        Other than `acquire`, this does not wait.
+        """
+        self._claim_loop()
+        if not self._free:
+            return None
+        slot = self._take()
+        slot.enter("uploading")
+        self._begin(slot, item, None)
+        return slot
+
+    def advance(self) -> None:
+        """Move each slot on whose last state has ended: uploading → processing → downloading → free.
+
+        A state ends with the operations that ``slot.enter(state, until=…)`` names, when the device is done with them
+        and the event loop has seen it. A slot whose last state names none stays as it is. The call does not wait.
+
+        If an operation of a slot has failed, the slot becomes free when the others have ended: its item is lost. All
+        slots are moved, then the failure is raised, once. An abandoned operation counts as failed.
+
+        In an ``async with ring.slot()`` block, only the end of the block makes the slot free: it stays in its state.
+
+        Raises
+        ------
+        BaseException
+            The failure of an operation, with a note that names slot and state. An `ExceptionGroup` if several slots
+            failed. A device fault counts once.
+        """
+        self._claim_loop()
+        failures: list[BaseException] = []
+        for slot in tuple(self._busy):
+            contents = slot._contents
+            if contents.progress is not None or not contents.is_over():
+                continue
+            failure = contents.failure(slot.number)
+            if failure is not None:
+                failures.append(failure)
+            if failure is None and contents.advance():
+                continue
+            if slot in self._in_blocks:
+                contents.stay()
+            else:
+                self.release(slot)
+        if failures:
+            fault = next((failure for failure in failures if isinstance(failure, DeviceFault)), None)
+            if fault is None and len(failures) > 1:
+                raise BaseExceptionGroup(f"{len(failures)} slots of a triple buffer failed", failures)
+            raise fault or failures[0]
+
     async def reserve(self) -> Slot:
         """Wait for a free slot and return it, for an item that comes later. Nothing else can acquire the slot."""
         loop = self._claim_loop()
@@ -115,7 +251,7 @@ class TripleBuffer(ProcessLocal):
         except asyncio.CancelledError:
             if waiter.cancelled():
                 self._waiting.pop(waiter, None)
-            else:  # it received a slot before the cancellation
+            elif waiter.exception() is None:  # it received a slot before the cancellation
                 slot = waiter.result()
                 self._taken.discard(slot)
                 self._hand_on(slot)
@@ -124,9 +260,18 @@ class TripleBuffer(ProcessLocal):
     def _claim_loop(self) -> asyncio.AbstractEventLoop:
         """Bind the ring to the running loop, and return the loop.
 
-        `WrongLoopError` if another loop holds slots of the ring.
+        Raises
+        ------
+        NoEventLoopError, WrongLoopError
+            No loop runs; another loop holds slots of the ring, or has allocated its buffers.
+        ClosedError
+            The ring has buffers, and has been closed.
         """
-        loop = asyncio.get_running_loop()
+        if self._scope is not None:
+            self._scope.check()
+        loop = _get_running_loop()
+        if loop is None:
+            raise wrong_loop(None, "this triple buffer", "make one in each loop")
         if self._loop is not loop:
             if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
@@ -162,7 +307,7 @@ class TripleBuffer(ProcessLocal):
         contents.put(item, progress)
         if not busy:
             self._busy_since = self._now()
-        busy.add(slot)
+        busy[slot] = None
         if len(busy) > self._peak_busy:
             self._peak_busy = len(busy)
         return contents
@@ -183,7 +328,7 @@ class TripleBuffer(ProcessLocal):
             )
         self._taken.discard(slot)
         if slot in self._busy:
-            self._busy.discard(slot)
+            del self._busy[slot]
             if not self._busy:
                 self._busy_seconds += self._now() - self._busy_since
         contents, slot._stream = slot._contents, None
@@ -198,15 +343,80 @@ class TripleBuffer(ProcessLocal):
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
         """Acquire a slot for the time of the block."""
         slot = await self.acquire(item)
+        self._in_blocks.add(slot)
         try:
             yield slot
         finally:
+            self._in_blocks.discard(slot)
             self.release(slot)
 
     def free_buffers(self) -> None:
-        """Release the memory of all free slots."""
+        """Release the memory of all free slots, except ``buffers``, which the ring has made."""
         for slot in self._free:
             slot.free_buffers()
+
+    # -- the end of a ring with buffers --------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Refuse new slots, wait for the operations that end states of slots, then free ``buffers`` and the stream.
+
+        Tasks that wait for a slot get a `ClosedError`. The memory is freed on the device, behind all operations that
+        use it. A cancellation frees it in the same order, without waiting. A second call waits for the same end.
+        Failures of operations stay unread. Slots that are taken can still be released.
+
+        Without ``buffers`` this does nothing.
+
+        Raises
+        ------
+        WrongLoopError
+            The ring belongs to another event loop. The call changes nothing.
+        """
+        if self._scope is not None:
+            await self._scope.aclose(self)
+
+    def _refuse(self) -> None:
+        assert self._scope is not None
+        while self._waiting:
+            waiter, _ = self._waiting.popitem(last=False)
+            if not waiter.done():
+                waiter.set_exception(self._scope.closed_error())
+
+    async def _drain(self) -> None:
+        assert self._stream is not None
+        while ends := self._ends():
+            for end in ends:
+                await _settle(end)
+        await resources_of(self._stream.device).streams.drain([queue_of(self._stream)])
+
+    def _ends(self) -> Ends:
+        """Return what ends states of slots, and is not over."""
+        return tuple(end for slot in self._busy for end in slot._contents.unfinished())
+
+    async def _release(self, outcome: Outcome) -> None:
+        assert self._stream is not None
+        streams = resources_of(self._stream.device).streams
+        found = (end if isinstance(end, Operation) else end.operation for end in self._ends())
+        operations = [operation for operation in found if operation is not None]  # the ring has been left
+        try:
+            if not self._stream.closed:  # else the memory ends with the device
+                for slot in self._slots:
+                    with contextlib.suppress(DeviceFault):
+                        memory_of(slot).free_given(operations)
+        finally:
+            streams.leave(queue_of(self._stream))
+
+    async def __aenter__(self) -> Self:
+        if self._scope is not None:
+            self._scope.enter()
+            if self._stream is not None and self._stream.closed:  # with the device
+                raise self._scope.closed_error()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._scope is not None:
+            await self._scope.exit(self, kind, error)
 
     def __repr__(self) -> str:
         return f"<TripleBuffer {self.busy} of {self.depth} slots busy>"
@@ -249,11 +459,46 @@ class PipelineRing(TripleBuffer):
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
         new = self._slots[slot.number] = Slot(slot.number)
-        for slots in (self._taken, self._busy):
-            if slot in slots:
-                slots.remove(slot)
-                slots.add(new)
+        if slot in self._taken:
+            self._taken.remove(slot)
+            self._taken.add(new)
+        if slot in self._busy:
+            del self._busy[slot]
+            self._busy[new] = None
         self.release(new)
+
+
+def _checked_buffers(buffers: Any, device: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return the shape and dtype of each buffer."""
+    rule = "buffers is a mapping like {'x': ((4, 4), np.float32)}"
+    if buffers is None:
+        raise InvalidArgumentError(f"a triple buffer uses {device!r} for its buffers only: name them, {rule}")
+    if device is None:
+        raise InvalidArgumentError("a triple buffer allocates its buffers on a device: TripleBuffer(…, device=device)")
+    if not isinstance(device, Device):
+        raise InvalidTypeError(f"a triple buffer allocates on an aiocuda.Device, not on {device!r}")
+    if not isinstance(buffers, Mapping):
+        raise InvalidTypeError(f"{rule}, not {buffers!r}")
+    if not buffers:
+        raise InvalidArgumentError(f"{rule}, and this one is empty: leave it and the device out")
+    found = {}
+    for name, entry in buffers.items():
+        if not isinstance(entry, (tuple, list)) or len(entry) != 2:
+            raise InvalidTypeError(f"{rule}: shape and dtype; {name!r} has {entry!r}")
+        kind = as_dtype(entry[1])
+        found[checked_name(name)] = as_shape(entry[0], kind.itemsize), kind
+    return found
+
+
+async def _settle(end: Operation[Any] | Node[Any]) -> None:
+    """Wait until the device has finished with an operation or a node, without reading its failure."""
+    if not isinstance(end, Operation):
+        ended = asyncio.Event()
+        end.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+    operation = end if isinstance(end, Operation) else end.operation
+    if operation is not None:
+        await operation.settle()
 
 
 def _check_is_slot(slot: object) -> None:

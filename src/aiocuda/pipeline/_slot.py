@@ -13,24 +13,32 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import several
 from .._base._types import ProcessLocal
+from .._base._user_code import add_note
 from ..completion import Operation
 from ..coordination import Node
 from ..device import Event
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
-from ..lowlevel import block_of, queue_of, resources_of
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from ..lowlevel import StreamOperation, block_of, queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
+from ._failures import combine
 from ._slot_memory import SlotMemory
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
 
-__all__ = ["TRANSITIONS", "Slot", "SlotContents", "SlotState", "StageSlot", "memory_of"]
+__all__ = ["TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name", "memory_of"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
 #: Work that can end a state.
 Work: TypeAlias = "Operation[Any] | Node[Any] | Event"
+
+#: The operations and nodes that end a state.
+Ends: TypeAlias = "tuple[Operation[Any] | Node[Any], ...]"
+
+#: The states through which `TripleBuffer.advance` moves a slot. After the last one it is free.
+FOLLOWING: dict[SlotState, SlotState] = {"uploading": "processing", "processing": "downloading"}
 
 #: The states that may follow each state. A pipeline of one stage only processes; one of two stages does not process.
 #: From every state a slot can become free.
@@ -62,7 +70,7 @@ class SlotContents:
         self.item: Any = None
         self.memory = SlotMemory()
         self.progress: PipelineItem | None = None
-        self.states: list[tuple[SlotState, tuple[Operation[Any] | Node[Any], ...]]] = []
+        self.states: list[tuple[SlotState, Ends]] = []
 
     def put(self, item: Any, progress: PipelineItem | None = None) -> None:
         """Put an item in. Its operations begin a new use of the memory.
@@ -77,6 +85,34 @@ class SlotContents:
             progress.note_replaced(memory.renew())
         for buffer in memory.buffers.values():
             block_of(buffer).assign()
+
+    def unfinished(self) -> Ends:
+        """Return the operations and nodes that end states, and are not over."""
+        return tuple(end for _, ends in self.states for end in ends if not _is_over(end))
+
+    def is_over(self) -> bool:
+        """True if operations or nodes end the last state, and they and those of the states before it are over."""
+        return bool(self.states and self.states[-1][1]) and not self.unfinished()
+
+    def failure(self, number: int) -> BaseException | None:
+        """Return the failure of the states' operations, which are over, with a note; ``number`` is the slot's."""
+        failures: list[BaseException] = []
+        for state, ends in self.states:
+            for error in filter(None, (end.exception() for end in ends)):
+                add_note(error, f"in slot {number} of a triple buffer, which was {state}")
+                failures.append(error)
+        return combine(failures, f"operations of slot {number}") if failures else None
+
+    def advance(self) -> bool:
+        """Enter the state after the last one, without an end. Return False if the slot would become free."""
+        following = FOLLOWING.get(self.states[-1][0])
+        if following is not None:
+            self.states = [(following, ())]
+        return following is not None
+
+    def stay(self) -> None:
+        """Stay in the last state, without an end."""
+        self.states = [(self.states[-1][0], ())]
 
 
 class Slot(ProcessLocal):
@@ -188,25 +224,33 @@ class Slot(ProcessLocal):
 
         A changed shape or dtype makes a new, uninitialised buffer. Without a shape, return the existing buffer.
 
+        A `TripleBuffer` with ``buffers`` has made the buffers of its slots: this returns one of them, and needs no
+        stream.
+
         Raises
         ------
         InvalidArgumentError
-            Without a shape: there is no buffer of that name.
+            Without a shape: there is no buffer of that name. In a `TripleBuffer` with ``buffers``: it has no buffer of
+            that name, or the buffer has another shape or dtype.
+        ClosedError
+            The `TripleBuffer` with the buffers has been closed.
         """
         memory = self._contents.memory
         request = memory.requests.get(name) if type(name) is str else None
         if request is not None and dtype is request[1] and not request[2]._block.freed:
             if shape is request[0] or (type(shape) is int and shape == request[0]):
                 return request[2]  # the same request as for the item before
+        if memory.scope is not None:
+            return self._given(name, shape, dtype)
         buffers = memory.buffers
-        found = buffers.get(_checked_name(name))
+        found = buffers.get(checked_name(name))
         if shape is None and found is None:
             shape, dtype = memory.lost(name) or (None, dtype)
         if shape is None:
             if found is None or found.freed:
-                existing = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
                 raise InvalidArgumentError(
-                    f"the slot has no buffer {name!r}, only {existing}: give its shape and dtype to make one", name=name
+                    f"the slot has no buffer {name!r}, only {_listed(buffers)}: give its shape and dtype to make one",
+                    name=name,
                 )
             return found
         kind, extents = _dtype_and_extents(shape, dtype)
@@ -219,11 +263,33 @@ class Slot(ProcessLocal):
         memory.note_request(name, (shape, dtype, found) if _is_immutable(shape, dtype) else None)
         return found
 
+    def _given(self, name: str, shape: int | Sequence[int] | None, dtype: npt.DTypeLike) -> DeviceBuffer:
+        """Return a buffer that the `TripleBuffer` has made."""
+        scope, buffers = self._contents.memory.scope, self._contents.memory.buffers
+        if scope is not None and scope.closed:
+            raise scope.closed_error()
+        found = buffers.get(checked_name(name))
+        if found is None:
+            raise InvalidArgumentError(
+                f"the triple buffer has no buffer {name!r}, only {_listed(buffers)}: add it to TripleBuffer(buffers=…)",
+                name=name,
+            )
+        if found.freed:
+            raise StaleHandleError(f"the program has freed the buffer {name!r} of a triple buffer: `aclose` frees it")
+        if shape is not None:
+            kind, extents = _dtype_and_extents(shape, dtype)
+            if found.shape != extents or found.dtype != kind:
+                raise InvalidArgumentError(
+                    f"the buffer {name!r} of the triple buffer has shape {found.shape} and dtype {found.dtype}, not "
+                    f"{extents} and {kind}: leave both out, or change TripleBuffer(buffers=…)", name=name,
+                )  # fmt: skip
+        return found
+
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
         kind, extents = _dtype_and_extents(shape, dtype)
         memory = self._contents.memory
-        found = memory.pinned.get(_checked_name(name))
+        found = memory.pinned.get(checked_name(name))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
             found = memory.pinned[name] = self.stream.device.pinned(extents, kind)
             memory.note_block(self.stream.device)
@@ -245,7 +311,10 @@ class Slot(ProcessLocal):
         return progress.result(stage)
 
     def free_buffers(self) -> None:
-        """Release the slot's memory. A buffer returns to its pool after the last operation that uses it."""
+        """Release the slot's memory. A buffer returns to its pool after the last operation that uses it.
+
+        The buffers that a `TripleBuffer` has made stay until its end.
+        """
         self._contents.memory.free()
 
     def __repr__(self) -> str:
@@ -267,7 +336,17 @@ class StageSlot(Slot):
 memory_of: Callable[[Slot], SlotMemory] = operator.attrgetter("_contents.memory")
 
 
-def _ends(until: Any) -> tuple[Operation[Any] | Node[Any], ...]:
+def _is_over(end: Operation[Any] | Node[Any]) -> bool:
+    """True if the device, too, is done with it. An abandoned operation is done before that."""
+    operation = end if isinstance(end, Operation) else end.operation
+    return end.done() and (not isinstance(operation, StreamOperation) or operation.is_settled)
+
+
+def _listed(buffers: dict[str, DeviceBuffer]) -> str:
+    return ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
+
+
+def _ends(until: Any) -> Ends:
     """Return the operations and nodes that end a state. An event is its operation: it may be recorded again."""
     rule = "a state ends with operations, nodes or events"
     given = [until] if isinstance(until, (Operation, Node, Event)) else several(until, rule)
@@ -291,7 +370,8 @@ def _is_immutable(shape: object, dtype: object) -> bool:
     return isinstance(dtype, str) or (isinstance(dtype, np.dtype) and dtype.names is None)
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of a buffer, a string."""
     if not isinstance(name, str):
         raise InvalidTypeError(f"a slot's buffer has a string as its name, not {name!r}")
     return name

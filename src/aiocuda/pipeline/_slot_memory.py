@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .._base._scope import Scope
+from ..completion import Operation
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import block_of, pinned_block_of, resources_of
@@ -51,10 +53,12 @@ class SlotMemory:
         The owners of all blocks.
     own : list of int
         The reference counts of the owners if nothing but the slot refers to them.
+    scope : Scope or None
+        That of the `TripleBuffer` which has made ``buffers`` and frees them; None if the slot makes them itself.
     """
 
     __slots__ = ("_captured", "_device", "_keys", "_lost", "buffers", "own", "owners", "pinned", "replays",
-                 "requests")  # fmt: skip
+                 "requests", "scope")  # fmt: skip
 
     def __init__(self) -> None:
         self.buffers: dict[str, DeviceBuffer] = {}
@@ -63,11 +67,27 @@ class SlotMemory:
         self.replays: dict[str, Replay] = {}
         self.owners: list[object] = []
         self.own: list[int] = []
+        self.scope: Scope | None = None
         self._device: Device | None = None
         self._keys: list[Key] = []  # of the owners
         self._captured: Counter[int] = Counter()  # the references of `replays` to an owner, by its id
         #: Shape and dtype of the buffers that the slot has let go of.
         self._lost: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+
+    def give(self, buffers: dict[str, DeviceBuffer], scope: Scope) -> None:
+        """Take the buffers of a `TripleBuffer`, which frees them by `free_given`."""
+        self.buffers, self.scope = buffers, scope
+
+    def free_given(self, after: Iterable[Operation[Any]]) -> None:
+        """Free the buffers of the `TripleBuffer`, on the device behind all their uses and these operations."""
+        buffers, self.buffers = self.buffers, {}
+        self.free()
+        for buffer in buffers.values():
+            if not buffer.freed:
+                for operation in after:
+                    with contextlib.suppress(AiocudaError):  # of another driver, or recorded into a graph
+                        buffer.add_dependency(operation)
+                buffer.free()
 
     def note_block(self, device: Device) -> None:
         """Note that there is another block, on this device."""
@@ -108,7 +128,8 @@ class SlotMemory:
     def free(self) -> None:
         """Release all memory. A buffer returns to its pool after the last operation that uses it."""
         self.forget_replays()
-        self.buffers.clear()
+        if self.scope is None:
+            self.buffers.clear()
         self.requests.clear()
         self.pinned.clear()
         self._lost.clear()
