@@ -100,7 +100,7 @@ async def test_slot_moves_on_when_all_its_operations_have_ended(stream: Stream, 
     states = []
     for state in ("uploading", "processing", "downloading"):
         latch.hold(other)
-        slot.enter(state, until=[stream.synchronize(), other.synchronize()])  # type: ignore[arg-type]
+        slot.enter(state, until=[stream.synchronize(), other.synchronize()])
         await quickly(stream.synchronize())
         ring.advance()
         states.append(slot.state)
