@@ -1,4 +1,4 @@
-"""Rows 53 to 55, 62 and 63: graphs of operations, and pipelines."""
+"""Rows 53 to 55, 62 and 63: graphs of operations, groups of given streams, and pipelines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from aiocuda import (
     InvalidTypeError,
     Pipeline,
     Stage,
+    StaleHandleError,
     StreamGroup,
+    StreamPool,
     TripleBuffer,
+    WrongDeviceError,
 )
 from tests.bad_input.case import Case, World, each_of
 
@@ -89,6 +92,19 @@ async def _group(world: World) -> StreamGroup:
     group.add_dependency("work", "up")
     group.add_dependency("down", "work")
     return group
+
+
+async def _closed_stream(world: World) -> list[Any]:
+    stream = world.device.stream(name="gone")
+    await stream.aclose()
+    return [world.stream, stream]
+
+
+async def _ended_lease(world: World) -> list[Any]:
+    pool = world.holding(StreamPool(world.device, maximum=1))
+    async with pool.stream() as lease:
+        pass
+    return [world.stream, lease]
 
 
 def _nothing(slot: object) -> None: ...
@@ -183,6 +199,44 @@ CASES = [
     Case(54, "priority after the end", lambda _, made: _set_priority(made[2], "low"), BusyError, "second", _done),
     Case(54, "closed coordinator", lambda _, coordinator: coordinator.host(int), ClosedError, "closed", _closed),
     Case(54, "no node", lambda _, made: made[0].host(int, after=7), InvalidTypeError, "7", _done),
+    *(
+        Case(
+            row, f"given {name}", lambda world, streams: StreamGroup(world.device, streams), error, says, given, **more
+        )
+        for row, name, given, error, says, more in (
+            (
+                30,
+                "stream of another device",
+                lambda world: [world.stream, world.distant],
+                WrongDeviceError,
+                "distant",
+                {"devices": 2},
+            ),
+            (37, "closed stream", lambda world: _closed_stream(world), ClosedError, "gone", {}),
+            (37, "lease that has ended", lambda world: _ended_lease(world), StaleHandleError, "has ended", {}),
+            (39, "handle", lambda world: [world.stream, 4096], InvalidTypeError, "4096", {}),
+            (39, "None", lambda world: {"a": world.stream, "b": None}, InvalidTypeError, "None", {}),
+            (39, "name of a number", lambda world: {7: world.stream}, InvalidTypeError, "7", {}),
+            (55, "stream twice", lambda world: [world.stream, world.stream], InvalidArgumentError, "'0'", {}),
+            (
+                55,
+                "stream by two names",
+                lambda world: {"a": world.stream, "b": world.stream},
+                InvalidArgumentError,
+                "'a'",
+                {},
+            ),
+            (64, "list without streams", lambda _: [], InvalidArgumentError, "[]", {}),
+            (64, "mapping without streams", lambda _: {}, InvalidArgumentError, "[]", {}),
+        )
+    ),
+    Case(
+        55,
+        "priority of given streams",
+        lambda world, _: StreamGroup(world.device, [world.stream], priority="low"),
+        InvalidArgumentError,
+        "'low'",
+    ),
     Case(55, "streams of a group", lambda world, _: StreamGroup(world.device, ("a", "a")), InvalidArgumentError, "'a'"),
     Case(
         55,

@@ -21,6 +21,7 @@ from aiocuda import (
     InvalidArgumentError,
     InvalidTypeError,
     SkippedError,
+    Stream,
     StreamGroup,
     WrongLoopError,
 )
@@ -172,8 +173,13 @@ async def test_cycles_are_refused_with_the_path(device: Device) -> None:
             group.add_dependency("a", "a")
         group.add_dependency("d", "c")  # a diamond is none
         group.add_dependency("d", "c")
-        assert [stream.name for stream in group["d"].prerequisites] == ["a", "c"]
-        assert group["a"].prerequisites == ()
+        first, last = group["a"], group["d"]
+        assert isinstance(first, GroupStream)
+        assert isinstance(last, GroupStream)
+        assert [stream.name for stream in last.prerequisites] == ["a", "c"]
+        assert first.prerequisites == ()
+        with pytest.raises(CycleError, match="a → d"):
+            first.depend_on(last)
 
 
 async def test_streams_by_name_by_number_and_themselves(device: Device) -> None:
@@ -295,7 +301,7 @@ async def test_run_over_all_streams_side_by_side(device: Device) -> None:
     """C3: functions that enqueue, and coroutines; results in the order of the streams."""
     together = asyncio.Barrier(3)
 
-    async def meet(stream: GroupStream) -> str:
+    async def meet(stream: Stream) -> str:
         await together.wait()
         return stream.name
 
@@ -310,7 +316,7 @@ async def test_failure_names_its_stream(device: Device) -> None:
     """C3: one as itself, several as a group; the others run to their end."""
     ended: list[str] = []
 
-    async def work(stream: GroupStream) -> None:
+    async def work(stream: Stream) -> None:
         if stream.name in failing:
             raise ValueError(stream.name)
         await stream.synchronize()
@@ -334,7 +340,7 @@ async def test_failure_names_its_stream(device: Device) -> None:
 async def test_function_that_raises_in_its_call_stops_no_other_function(device: Device) -> None:
     started: list[str] = []
 
-    def enqueue(stream: GroupStream) -> Any:
+    def enqueue(stream: Stream) -> Any:
         started.append(stream.name)
         if stream.name == "0":
             raise KeyError("at once")
@@ -349,7 +355,7 @@ async def test_function_that_raises_in_its_call_stops_no_other_function(device: 
 async def test_cancelled_run_cancels_all(device: Device) -> None:
     left: list[str] = []
 
-    async def work(stream: GroupStream) -> None:
+    async def work(stream: Stream) -> None:
         try:
             await asyncio.Event().wait()
         finally:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiocuda import Operation, StreamBarrier, StreamGroup
-from aiocuda.coordination import GroupStream
 from aiocuda.errors import BrokenBarrierError, CycleError
 from tests.simulation import internals
 from tests.simulation.error_log import PlannedError
@@ -109,9 +108,9 @@ class BarrierAndGroupActions:
         actions = self._actions
         streams = list(group)
         buffers = {stream: stream.empty(16, np.uint32) for stream in streams}
-        dependencies: dict[GroupStream, list[GroupStream]] = {stream: [] for stream in streams}
+        dependencies: dict[Stream, list[Stream]] = {stream: [] for stream in streams}
         # By stream: the operations that the next operation must come after.
-        last: dict[GroupStream, list[Operation[Any]]] = {stream: [] for stream in streams}
+        last: dict[Stream, list[Operation[Any]]] = {stream: [] for stream in streams}
         for _ in range(4 + actions.below(16)):
             stream, choice = actions.choose(streams), actions.below(12)
             if choice < 2:
@@ -133,9 +132,9 @@ class BarrierAndGroupActions:
     def _add_dependency(
         self,
         group: StreamGroup,
-        dependencies: dict[GroupStream, list[GroupStream]],
-        stream: GroupStream,
-        other: GroupStream,
+        dependencies: dict[Stream, list[Stream]],
+        stream: Stream,
+        other: Stream,
     ) -> None:
         """Let a stream depend on another one, unless that makes a cycle: then the group must refuse."""
         needed_by_other, left = {other}, [other]
@@ -159,7 +158,7 @@ class BarrierAndGroupActions:
         """Run one function on all streams of a group. It may fail on one of them."""
         fails = group[self._actions.below(len(group))] if self._actions.below(2) else None
 
-        async def work(stream: GroupStream) -> str:
+        async def work(stream: Stream) -> str:
             await stream.synchronize()
             if stream is fails:
                 raise PlannedError("in one stream")

@@ -48,6 +48,7 @@ __all__ = [
     "free_notifier_tokens",
     "has_exports",
     "has_failed",
+    "hook_of",
     "idle_event_handles",
     "in_flight_limit",
     "is_device_done",
@@ -280,6 +281,11 @@ def pinned_ranges(driver: SimulatedDriver) -> int:
 def queue_of_stream(stream: Stream) -> StreamQueue:
     """Return the stream queue of a stream."""
     return stream._queue
+
+
+def hook_of(stream: Stream) -> object:
+    """Return what runs in place of the methods of a stream; None if nothing does."""
+    return stream._hook
 
 
 def stream_handle(stream: Stream) -> int:

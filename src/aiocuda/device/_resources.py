@@ -22,7 +22,7 @@ from ..completion._reactor import Reactor
 from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
+from ..errors import AiocudaError, BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..kernels._extent import check_extent
 from ..memory._allocator import DeviceMemory
 from ..memory._block import Block
@@ -38,6 +38,8 @@ from ._stream_imports import StreamImports
 
 if TYPE_CHECKING:
     from .streams._checker import Checker
+    from .streams._hook import StreamHook
+    from .streams._stream import Stream
 
 __all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
 
@@ -193,6 +195,25 @@ class DeviceResources:
         """Return new memory in the order of a stream, without its hook: also while it records into a graph."""
         queue.check()
         return self.memory.empty(own_queue(queue), shape, dtype)
+
+    @staticmethod
+    def add_hook(stream: Stream, hook: StreamHook) -> StreamHook | None:
+        """Run a hook in place of a stream's methods from now on. Return the former one, which the hook calls.
+
+        Raises
+        ------
+        BusyError
+            The stream is being captured: the end of the capture puts the former hook back.
+        """
+        if stream._queue.recorded:
+            raise BusyError(f"{stream.name} is being captured: leave the `with stream.capture()` block first")
+        return stream._put_hook(hook)
+
+    @staticmethod
+    def remove_hook(stream: Stream, hook: StreamHook, former: StreamHook | None) -> None:
+        """Run the former hook of a stream again, unless another one has taken the place of this one."""
+        if stream._hook is hook:
+            stream._put_hook(former)
 
     def check_extent(self, grid: object, block: object, shared_bytes: object) -> None:
         """Raise `InvalidArgumentError` unless the device can launch a kernel with this extent."""
