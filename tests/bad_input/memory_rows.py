@@ -9,6 +9,7 @@ import numpy as np
 
 from aiocuda import (
     BusyError,
+    ClosedError,
     DeviceOutOfMemory,
     InvalidArgumentError,
     InvalidTypeError,
@@ -61,6 +62,12 @@ def _in_flight(world: World) -> Any:
     target = np.empty(16, np.float32)
     operation = world.stream.download(world.buffer, target)
     return target, operation
+
+
+async def _closed_stream(world: World) -> Any:
+    stream = world.device.stream(name="gone")
+    await stream.aclose()
+    return stream
 
 
 CASES = [
@@ -182,6 +189,23 @@ CASES = [
     ),
     Case(
         27, "capsule used twice", lambda world, capsule: world.stream.adopt(capsule), StaleHandleError, "capsule", _used
+    ),
+    *(
+        Case(
+            row,
+            f"free_all {name}",
+            lambda world, thing: world.device.memory.free_all(thing),
+            error,
+            says,
+            given,
+            **more,
+        )
+        for row, name, given, error, says, more in (
+            (30, "of another device", lambda world: world.distant, WrongDeviceError, "distant", {"devices": 2}),
+            (37, "of a closed stream", lambda world: _closed_stream(world), ClosedError, "gone", {}),
+            (39, "of a handle", lambda _: 4096, InvalidTypeError, "4096", {}),
+            (39, "of a buffer", lambda world: world.buffer, InvalidTypeError, "DeviceBuffer", {}),
+        )
     ),
     Case(28, "ROCm", lambda world, _: world.stream.adopt(_Elsewhere()), WrongDeviceError, "ROCm"),
     Case(28, "ROCm uploaded", lambda world, _: world.stream.upload(_Elsewhere()), WrongDeviceError, "ROCm"),

@@ -93,3 +93,23 @@ async def test_pinned_memory_is_locked_off_the_loop_and_never_twice() -> None:
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
     assert (peer.calls["pinned_allocate"], peer.calls["pinned_deallocate"]) == (0, 0)
+
+
+async def test_one_call_frees_the_buffers_of_a_stream_in_its_order(device: Device, latch: Latch) -> None:
+    """G7: while another stream uses one of them; without waiting, and the stream goes on."""
+    content = np.arange(1 << 18, dtype=np.uint32)
+    out = np.zeros_like(content)
+    async with device.stream() as home, device.stream() as reader:
+        buffers = [await home.upload(content), home.empty(8), home.empty_like(content)]
+        other = reader.empty_like(content)
+        latch.hold(reader)
+        await latch.held()
+        reader.copy(other, buffers[0])
+        assert device.memory.free_all(home) == sum(buffer.nbytes for buffer in buffers)
+        assert all(buffer.freed for buffer in buffers)
+        heirs = [home.empty_like(other) for _ in range(2)]
+        for heir in heirs:
+            home.fill(heir, 0)
+        latch.release()
+        await quickly(reader.download(other, out))
+    assert np.array_equal(out, content)

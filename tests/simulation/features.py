@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.barriers_and_groups import BarrierAndGroupActions
 from tests.simulation.event_pools import EventPoolActions
 from tests.simulation.foreign_memory import ForeignMemoryActions
+from tests.simulation.freed_streams import FreedStreamActions
 from tests.simulation.given_groups import GivenGroupActions
 from tests.simulation.graphs import run_graph
 from tests.simulation.memory_adaptors import MemoryAdaptorActions
@@ -35,6 +36,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "pairs": lambda actions: TwoCoordinatorActions(actions).choices(),
     "triple buffers": lambda actions: TripleBufferActions(actions).choices(),
     "given": lambda actions: GivenGroupActions(actions).choices(),
+    "freed": lambda actions: FreedStreamActions(actions).choices(),
 }
 
 _ONE_IN = 7

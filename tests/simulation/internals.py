@@ -46,6 +46,7 @@ __all__ = [
     "failure_was_seen",
     "for_program",
     "free_notifier_tokens",
+    "has_exported",
     "has_exports",
     "has_failed",
     "hook_of",
@@ -281,6 +282,11 @@ def pinned_ranges(driver: SimulatedDriver) -> int:
 def queue_of_stream(stream: Stream) -> StreamQueue:
     """Return the stream queue of a stream."""
     return stream._queue
+
+
+def has_exported(stream: Stream) -> bool:
+    """True if a live buffer of a stream is, or may be, in use by another library."""
+    return any(block.is_exported or block.has_interface for block in stream._allocations.live())
 
 
 def hook_of(stream: Stream) -> object:

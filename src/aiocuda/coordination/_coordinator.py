@@ -20,7 +20,7 @@ from ..completion import Operation
 from ..device import Device, Event
 from ..errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
-from ..lowlevel import StreamOperation, as_source, as_target, launch_converted, queue_of, resources_of
+from ..lowlevel import StreamOperation, as_source, as_target, block_of, launch_converted, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
@@ -192,6 +192,7 @@ class AsyncCoordinator(Owner):
         try:
             if target is None:
                 buffer = (stream or self.upload_stream).empty(array.shape, array.dtype)
+                block_of(buffer).keep()
             else:
                 buffer = _as_buffer(target)
                 check_alike(buffer, array)

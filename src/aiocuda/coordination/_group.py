@@ -119,8 +119,8 @@ class StreamGroup(Owner):
             queue.check()  # raises if it is closed, if its lease has ended, or if it belongs to another loop
             if stream.device is not self._device:
                 raise WrongDeviceError(
-                    f"{stream!r} is no stream of the device of the group, {self._device.name}: make a group for each "
-                    "device, and let their streams wait by stream.wait(operation)"
+                    f"{stream.name!r} is no stream of the device of the group, {self._device.name}: make a group for "
+                    "each device, and let their streams wait by stream.wait(operation)"
                 )
             first = known.setdefault(queue, name)
             if first != name:

@@ -15,7 +15,7 @@ from .._base._user_code import call
 from ..completion import Operation
 from ..device import Device, Event
 from ..errors import ClosedError, InvalidTypeError, SkippedError
-from ..lowlevel import StreamOperation, pinned_block_of, queue_of
+from ..lowlevel import StreamOperation, pinned_block_of, queue_of, resources_of
 from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._batch import BatchMemory
@@ -174,9 +174,12 @@ class BatchUpload:
     ) -> None:
         """Copy the arrays; with ``rows``, only these rows of each, in order and without gaps."""
         stream, buffers = self.stream, self.memory.buffers
+        allocate = resources_of(
+            stream.device
+        ).allocate  # the loader's: `free_all` frees only what the program allocates
         for name, array in arrays.items():
             shape = array.shape if rows is None else (len(rows), *array.shape[1:])
-            buffers[name] = buffer = stream.empty(shape, array.dtype)
+            buffers[name] = buffer = allocate(queue_of(stream), shape, array.dtype)
             self.nbytes += buffer.nbytes
         if is_timed:
             self._events.append(stream.record(timing=True))

@@ -25,7 +25,7 @@ from .._base._user_code import LEAVES_LOOP
 from .._core import SHARED, MemoryFields
 from ..completion._device_state import DeviceState
 from ..completion._stream_queue import StreamQueue
-from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
+from ..errors import BusyError, CleanupWarning, DeviceFault, DeviceOutOfMemory, InvalidTypeError, WrongDeviceError
 from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
@@ -37,6 +37,7 @@ from ._unified import UnifiedBuffer
 if TYPE_CHECKING:
     from ..completion._reactor import Reactor
     from ..completion._stream_operation import StreamOperation
+    from ._allocations import HasAllocations
     from .interchange._exports import Exports
     from .interchange._foreign import ForeignMemory
 
@@ -196,6 +197,51 @@ class DeviceMemory(MemoryFields):
             if self.driver.fault is None:
                 block.revive()  # the resource has refused the free: the caller may free the block again
             raise
+
+    def free_all(self, stream: HasAllocations) -> int:
+        """Free all live buffers that the program has allocated through a stream, in the order of the stream.
+
+        These are the buffers of `Stream.empty`, `empty_like` and `upload`; for a lease, those of this lease only. As
+        `DeviceBuffer.free`, the call does not wait: each free takes place after all enqueued work that uses the buffer,
+        on any stream. Slices are freed with their buffers. These stay: memory of slots, loaders and coordinators,
+        adopted arrays, unified memory, and buffers that a live graph uses.
+
+        Returns
+        -------
+        int
+            The number of bytes that are freed.
+
+        Raises
+        ------
+        BusyError
+            Another library holds one of the buffers, or it was exported by ``__cuda_array_interface__``, of which no
+            library tells the end; or the stream is being captured. Nothing is freed.
+        ClosedError, StaleHandleError, WrongLoopError
+            As for each method of the stream.
+        """
+        try:
+            queue, allocations = stream._queue, stream._allocations
+        except AttributeError:
+            raise InvalidTypeError(f"free_all takes an aiocuda.Stream, not {stream!r}") from None
+        queue.check()
+        if queue.device_state is not self.device_state:
+            raise WrongDeviceError(f"{queue.name} is a stream of another device: call stream.device.memory.free_all")
+        if queue.recorded:
+            raise BusyError(f"{queue.name} is being captured: leave the `with stream.capture()` block first")
+        blocks = [block for block in allocations.live() if not block.is_kept]
+        for block in blocks:
+            if block.is_exported:
+                raise BusyError(
+                    f"{block} is held by another library: drop its array first, or free the buffers by buffer.free()"
+                )
+            if block.has_interface:
+                raise BusyError(
+                    f"{block} was exported by __cuda_array_interface__, and may be in use: once it is not, free it by "
+                    "buffer.free()"
+                )
+        for block in blocks:
+            self.free(block, None)
+        return sum(block.nbytes for block in blocks)
 
     def owns(self, queue: StreamQueue) -> bool:
         """True for a stream of this device, by any opening of it: all openings share the streams and the memory."""

@@ -79,7 +79,7 @@ class Block(BlockFields):
     `BlockFields` has the attributes.
     """
 
-    __slots__ = ("_graphs",)
+    __slots__ = ("_graphs", "_has_interface", "_is_kept")
 
     def allocated_by(self, operation: StreamOperation[Any]) -> None:
         """The allocation comes before this operation, in the same stream: first uses in others wait for it."""
@@ -131,6 +131,24 @@ class Block(BlockFields):
         if self.peers is not None:
             self.peers.pop(cast("StreamQueue", use), None)
 
+    @property
+    def is_kept(self) -> bool:
+        """True if `DeviceMemory.free_all` leaves the block: it is not the program's alone, or a live graph uses it."""
+        return hasattr(self, "_is_kept") or bool(self.graphs)
+
+    def keep(self) -> None:
+        """Let `DeviceMemory.free_all` leave the block: a package has allocated it through a stream of the program."""
+        self._is_kept = True
+
+    @property
+    def has_interface(self) -> bool:
+        """True if ``__cuda_array_interface__`` has told the address to another library."""
+        return hasattr(self, "_has_interface")
+
+    def note_interface(self) -> None:
+        """Note that ``__cuda_array_interface__`` tells the address: nothing will tell the end of that use."""
+        self._has_interface = True
+
     def assign(self) -> None:
         """Give the memory to another purpose: its content is undefined, as after an allocation."""
         self.assigned += 1
@@ -143,6 +161,9 @@ class Block(BlockFields):
             self.poison = defaultdict(Ranges)
         return self.poison
 
+    #: Set by `note_interface` and `keep`.
+    _has_interface: bool
+    _is_kept: bool
     #: Set by the first graph: most blocks have none, and are made faster without it.
     _graphs: WeakSet[Any]
 

@@ -114,7 +114,8 @@ class ResultCopies:
         enqueued: dict[int, Operation[Any]] = {}
         for key, part in self._parts.items():
             if isinstance(part, DeviceBuffer):
-                self._copies[key] = target = self._stream.empty_like(part)
+                resources = resources_of(self._stream.device)
+                self._copies[key] = target = resources.allocate(queue_of(self._stream), part.shape, part.dtype)
                 enqueued[key] = self._stream.copy(target, part)
             elif self._is_on_gpu(part):
                 enqueued[key] = self._stream.submit(_clone, part, self._handle())

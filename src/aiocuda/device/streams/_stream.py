@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
@@ -27,6 +28,7 @@ from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ...kernels import Kernel
+from ...memory._allocations import Allocations
 from ...memory._buffer import DeviceBuffer
 from ...memory._unified import UnifiedBuffer
 from ...memory.interchange._host_arrays import as_source
@@ -134,8 +136,14 @@ class Stream(EnqueuingStream, Owner):
         queue = self._queue
         queue.check()
         if self._hook is not None:
-            return self._hook.call("empty", functools.partial(self._memory.empty, queue), shape, dtype)
-        return self._memory.empty(queue, shape, dtype)
+            buffer = self._hook.call("empty", functools.partial(self._memory.empty, queue), shape, dtype)
+        else:
+            buffer = self._memory.empty(queue, shape, dtype)
+        allocations = self._transfers.allocations
+        allocations.references.append(weakref.ref(buffer._block))
+        if len(allocations.references) > allocations.most:
+            allocations.live()
+        return buffer
 
     def empty_like(self, array: npt.ArrayLike | DeviceBuffer) -> DeviceBuffer:
         """Return new device memory of an array's shape and dtype."""
@@ -428,6 +436,11 @@ class Stream(EnqueuingStream, Owner):
     def name(self) -> str:
         """The stream's name in reports."""
         return self._queue.name
+
+    @property
+    def _allocations(self) -> Allocations:
+        """What the program has allocated through this object, for `DeviceMemory.free_all`."""
+        return self._transfers.allocations
 
     @property
     def closed(self) -> bool:

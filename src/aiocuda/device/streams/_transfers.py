@@ -17,6 +17,7 @@ from ...completion._extra import Extra
 from ...completion._stream_operation import StreamOperation, check_awaited
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ...memory._allocations import Allocations
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of
@@ -42,8 +43,8 @@ class Transfers:
     """
 
     __slots__ = ("_access", "_bound", "_driver", "_estimates", "_host_writes", "_made", "_pinned_pool", "_queue",
-                 "_resources", "_staging", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads",
-                 "fills", "uploads")  # fmt: skip
+                 "_resources", "_staging", "allocations", "bytes_copied", "bytes_downloaded", "bytes_uploaded",
+                 "copies", "downloads", "fills", "uploads")  # fmt: skip
 
     def __init__(self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess) -> None:
         self._resources = resources
@@ -53,6 +54,7 @@ class Transfers:
         self._staging = resources.loop_states.here().staging
         self._pinned_pool = resources.pinned_pool
         self._host_writes = resources.host_writes
+        self.allocations = Allocations()  #: what the program has allocated through the stream
         #: Repeated copies, by the ids of target and source.
         self._bound: dict[tuple[int, int], BoundCopy] = {}
         #: The device buffer of each copy that was made before, by the same ids: later, another pair may have them.
@@ -79,6 +81,7 @@ class Transfers:
         if source.nbytes:
             # If the operation has an event already, that comes after the allocation. One on the host may never get one.
             block_of(target).allocated_by(operation if operation.lease is not None else queue.submit_marker())
+        self.allocations.add(block_of(target))
         return operation
 
     def _upload_small(self, array: npt.NDArray[Any]) -> StreamOperation[DeviceBuffer] | None:
@@ -126,6 +129,10 @@ class Transfers:
             passed()
         if block.allocation_event is None:
             block.allocated_by(operation if operation.lease is not None else queue.submit_marker())
+        allocations = self.allocations
+        allocations.references.append(weakref.ref(block))
+        if len(allocations.references) > allocations.most:
+            allocations.live()
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:

@@ -271,7 +271,9 @@ class Exports:
         """Return the dictionary: `DeviceBuffer.__cuda_array_interface__`."""
         block = block_of(buffer)
         block.check()
-        return _array_interface.write(buffer.address, buffer.shape, buffer.dtype, self._ordered_stream(block))
+        found = _array_interface.write(buffer.address, buffer.shape, buffer.dtype, self._ordered_stream(block))
+        block.note_interface()
+        return found
 
     def _handle(self, stream: object) -> int | None:
         """Return the ``stream`` argument of ``__dlpack__`` as an integer or None."""
