@@ -201,33 +201,39 @@ CASES = [
     Case(54, "no node", lambda _, made: made[0].host(int, after=7), InvalidTypeError, "7", _done),
     *(
         Case(
-            row, f"given {name}", lambda world, streams: StreamGroup(world.device, streams), error, says, given, **more
+            row,
+            f"given {name}",
+            lambda world, streams: StreamGroup(world.device, streams),
+            error,
+            says,
+            given,
+            devices=devices,
         )
-        for row, name, given, error, says, more in (
+        for row, name, given, error, says, devices in (
             (
                 30,
                 "stream of another device",
                 lambda world: [world.stream, world.distant],
                 WrongDeviceError,
                 "distant",
-                {"devices": 2},
+                2,
             ),
-            (37, "closed stream", lambda world: _closed_stream(world), ClosedError, "gone", {}),
-            (37, "lease that has ended", lambda world: _ended_lease(world), StaleHandleError, "has ended", {}),
-            (39, "handle", lambda world: [world.stream, 4096], InvalidTypeError, "4096", {}),
-            (39, "None", lambda world: {"a": world.stream, "b": None}, InvalidTypeError, "None", {}),
-            (39, "name of a number", lambda world: {7: world.stream}, InvalidTypeError, "7", {}),
-            (55, "stream twice", lambda world: [world.stream, world.stream], InvalidArgumentError, "'0'", {}),
+            (37, "closed stream", lambda world: _closed_stream(world), ClosedError, "gone", 1),
+            (37, "lease that has ended", lambda world: _ended_lease(world), StaleHandleError, "has ended", 1),
+            (39, "handle", lambda world: [world.stream, 4096], InvalidTypeError, "4096", 1),
+            (39, "None", lambda world: {"a": world.stream, "b": None}, InvalidTypeError, "None", 1),
+            (39, "name of a number", lambda world: {7: world.stream}, InvalidTypeError, "7", 1),
+            (55, "stream twice", lambda world: [world.stream, world.stream], InvalidArgumentError, "'0'", 1),
             (
                 55,
                 "stream by two names",
                 lambda world: {"a": world.stream, "b": world.stream},
                 InvalidArgumentError,
                 "'a'",
-                {},
+                1,
             ),
-            (64, "list without streams", lambda _: [], InvalidArgumentError, "[]", {}),
-            (64, "mapping without streams", lambda _: {}, InvalidArgumentError, "[]", {}),
+            (64, "list without streams", lambda _: [], InvalidArgumentError, "[]", 1),
+            (64, "mapping without streams", lambda _: {}, InvalidArgumentError, "[]", 1),
         )
     ),
     Case(

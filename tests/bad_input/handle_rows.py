@@ -170,6 +170,9 @@ CASES = [
             ("events 0", lambda world, _: EventPool(world.device, 0), "0"),
             ("events -1", lambda world, _: EventPool(world.device, -1), "-1"),
             ("events 10**9", lambda world, _: EventPool(world.device, 10**9), str(10**9)),
+            ("timing 0", lambda world, _: EventPool(world.device, timing=0), "timing is from 1"),
+            ("plain -1", lambda world, _: EventPool(world.device, plain=-1), "-1"),
+            ("plain above limit", lambda world, _: EventPool(world.device, 4, plain=5), "plain is from 1 to 4"),
             ("group of 0", lambda world, _: StreamGroup(world.device, 0), "0"),
             ("group of 10**9", lambda world, _: StreamGroup(world.device, 10**9), str(10**9)),
             ("parties 0", lambda *_: StreamBarrier(0), "0"),
@@ -183,6 +186,8 @@ CASES = [
         Case(64, name, verb, InvalidTypeError, says)
         for name, verb, says in (
             ("streams 2.0", lambda world, _: StreamPool(world.device, 2.0), "2.0"),  # type: ignore[arg-type]
+            ("timing True", lambda world, _: EventPool(world.device, timing=True), "True"),
+            ("plain 2.0", lambda world, _: EventPool(world.device, plain=2.0), "2.0"),  # type: ignore[arg-type]
             ("events True", lambda world, _: EventPool(world.device, True), "True"),
             ("parties '2'", lambda *_: StreamBarrier("2"), "'2'"),  # type: ignore[arg-type]
         )

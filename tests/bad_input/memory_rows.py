@@ -198,13 +198,13 @@ CASES = [
             error,
             says,
             given,
-            **more,
+            devices=devices,
         )
-        for row, name, given, error, says, more in (
-            (30, "of another device", lambda world: world.distant, WrongDeviceError, "distant", {"devices": 2}),
-            (37, "of a closed stream", lambda world: _closed_stream(world), ClosedError, "gone", {}),
-            (39, "of a handle", lambda _: 4096, InvalidTypeError, "4096", {}),
-            (39, "of a buffer", lambda world: world.buffer, InvalidTypeError, "DeviceBuffer", {}),
+        for row, name, given, error, says, devices in (
+            (30, "of another device", lambda world: world.distant, WrongDeviceError, "distant", 2),
+            (37, "of a closed stream", lambda world: _closed_stream(world), ClosedError, "gone", 1),
+            (39, "of a handle", lambda _: 4096, InvalidTypeError, "4096", 1),
+            (39, "of a buffer", lambda world: world.buffer, InvalidTypeError, "DeviceBuffer", 1),
         )
     ),
     Case(28, "ROCm", lambda world, _: world.stream.adopt(_Elsewhere()), WrongDeviceError, "ROCm"),

@@ -274,8 +274,13 @@ async def test_group_and_its_device_fault() -> None:
         group.add_dependency(1, 0)
         with pytest.raises(DeviceFault):
             await quickly(streams[0].launch(TRAP, 1, 1))
-        uses: list[Callable[[], Any]] = [streams[1].synchronize, group.barrier, lambda: group.add_dependency(1, 0)]
-        for use in (*uses, lambda: StreamGroup(device, streams)):
+        uses: list[Callable[[], Any]] = [
+            streams[1].synchronize,
+            group.barrier,
+            lambda: group.add_dependency(1, 0),
+            lambda: StreamGroup(device, streams),
+        ]
+        for use in uses:
             with pytest.raises(DeviceFault):
                 use()
         await group.aclose()
@@ -334,10 +339,10 @@ async def test_streams_of_a_checked_or_synchronous_device() -> None:
                 first.fill(buffer, 1)
                 assert (await second.download(buffer)).tolist() == [1, 1, 1, 1]
     async with aiocuda.open_device(driver="host", asynchronous=False) as device:
-        async with device.stream() as first, device.stream() as second, StreamGroup(device, [first, second]) as group:
-            group.add_dependency(second, first)
+        async with device.stream() as first, device.stream() as other, StreamGroup(device, [first, other]) as group:
+            group.add_dependency(other, first)
             first.upload(np.ones(4))
-            await quickly(second.synchronize())
+            await quickly(other.synchronize())
             await quickly(group.barrier())
 
 

@@ -1,4 +1,4 @@
-"""Events: rows D1 to D4 of docs/reference/features.md, on every driver."""
+"""Events: rows D1 to D5 of docs/reference/features.md, on every driver."""
 
 from __future__ import annotations
 
@@ -121,3 +121,20 @@ async def test_stale_or_unrecorded_event_never_answers_for_another(device: Devic
         for use in (stale.done, stale.result, stale.release, lambda: stream.wait(stale)):
             with pytest.raises(StaleHandleError, match="released"):
                 use()
+
+
+async def test_events_with_timing_and_others_have_separate_limits(device: Device) -> None:
+    """D5: loans of one kind do not wait for the other."""
+    pool = EventPool(device, timing=1, plain=2)
+    held = [pool.acquire_nowait(timing) for timing in (True, False, False)]
+    for timing, says in ((True, "all 1 events with timing"), (False, "all 2 events without timing")):
+        with pytest.raises(QueueFullError, match=says):
+            pool.acquire_nowait(timing)
+    first = asyncio.create_task(pool.acquire(timing=True))
+    second = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    held[2].release()
+    assert not (await quickly(second)).timing
+    assert not first.done()
+    held[0].release()
+    assert (await quickly(first)).timing

@@ -23,7 +23,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, block_until, open_peer, quickly, until
+from tests.helpers import TRAP, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -324,3 +324,74 @@ async def test_thousands_of_events_in_one_wake(events: int) -> None:
         for event in lent:
             pool.release(event)
         assert (pool.statistics().peak, pool.statistics().lent) == (events, 0)
+
+
+# Limits by kind
+
+
+async def test_kinds_have_limits_of_their_own(device: Device) -> None:
+    pool = EventPool(device, 4, timing=1, plain=2)
+    held = [pool.acquire_nowait(timing=True), pool.acquire_nowait(), pool.acquire_nowait()]
+    for timing, says in ((True, "all 1 events with timing are lent"), (False, "all 2 events without timing are lent")):
+        with pytest.raises(QueueFullError, match=says):
+            pool.acquire_nowait(timing)
+    waiting = [asyncio.create_task(pool.acquire(timing)) for timing in (True, True, False)]
+    await turns(3)
+    held[1].release()
+    assert (await quickly(waiting[2])).timing is False  # although the others came first
+    assert not any(task.done() for task in waiting[:2])
+    held[0].release()
+    first = await quickly(waiting[0])
+    assert first.timing
+    assert not waiting[1].done()
+    first.release()
+    await quickly(waiting[1])
+    assert (pool.statistics().limit, pool.statistics().lent, pool.statistics().lent_timing) == (4, 3, 1)
+
+
+async def test_limit_of_both_is_shared_in_order_of_arrival(device: Device) -> None:
+    pool = EventPool(device, 2, timing=1)
+    held = [pool.acquire_nowait(timing=True), pool.acquire_nowait()]
+    with pytest.raises(QueueFullError, match="all 2 events are lent"):
+        pool.acquire_nowait()
+    order: list[bool] = []
+
+    async def take(timing: bool) -> None:
+        async with pool.borrow(timing) as event:
+            order.append(event.timing)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(take(timing)) for timing in (True, False, True, False)]
+    await turns(3)
+    held[0].release()
+    await quickly(asyncio.gather(*tasks))
+    assert order == [True, False, True, False]
+    held[1].release()
+    assert pool.statistics().lent == 0
+
+
+async def test_kind_with_room_does_not_wait_behind_the_other(device: Device) -> None:
+    """Not even while a task of the other kind has been woken, and one behind it waits."""
+    pool = EventPool(device, timing=1)
+    held = pool.acquire_nowait(timing=True)
+    waiting = [asyncio.create_task(pool.acquire(timing=True)) for _ in range(3)]
+    await turns(3)
+    held.release()
+    plain = await quickly(pool.acquire())
+    waiting[0].cancel()  # it may have been woken: then its turn goes to the next one
+    for _ in range(3):
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1)
+        for task in done:
+            waiting.remove(task)
+            if not task.cancelled():
+                (await task).release()
+    assert not waiting
+    plain.release()
+    assert pool.statistics().lent == 0
+
+
+@pytest.mark.parametrize("limits", [{"timing": 0}, {"plain": -1}, {"timing": 5}, {"plain": 5}])
+async def test_limit_of_a_kind_out_of_range(device: Device, limits: dict[str, int]) -> None:
+    name = next(iter(limits))
+    with pytest.raises(InvalidArgumentError, match=f"{name} is from 1 to 4, and this is {limits[name]}"):
+        EventPool(device, 4, **limits)

@@ -20,10 +20,14 @@ __all__ = ["EventPoolActions"]
 
 
 class EventPoolActions:
-    """Actions with one event pool per device, which all tasks of a program share. Checks V5, V6 and V12."""
+    """Actions with one event pool per device, which all tasks of a program share. Checks V5, V6 and V12.
 
-    def __init__(self, actions: Actions) -> None:
+    With ``by_kind``, the pools have limits for events with and without timing.
+    """
+
+    def __init__(self, actions: Actions, *, by_kind: bool = False) -> None:
         self._actions = actions
+        self._by_kind = by_kind
         self._checker = actions.checker
         self._pools: dict[Device, EventPool] = {}
         self._lent: weakref.WeakSet[Event] = weakref.WeakSet()
@@ -39,11 +43,13 @@ class EventPoolActions:
         device = actions.device()
         pool = self._pools.get(device)
         if pool is None:
-            pool = self._pools[device] = EventPool(device, 1 + actions.below(3))
+            limit = 1 + actions.below(3)
+            kinds = {"timing": 1 + actions.below(limit), "plain": 1 + actions.below(limit)} if self._by_kind else {}
+            pool = self._pools[device] = EventPool(device, limit, **kinds)
         actions.count("loan")
-        limit = actions.seconds(4) if actions.below(3) == 0 else None
+        timeout = actions.seconds(4) if actions.below(3) == 0 else None
         with contextlib.suppress(TimeoutError, QueueFullError):
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(timeout):
                 timing = actions.below(3) == 0
                 event = pool.acquire_nowait(timing) if actions.below(4) == 0 else await pool.acquire(timing)
                 try:
@@ -68,6 +74,10 @@ class EventPoolActions:
         limit = internals.event_limit(pool)
         if len(lent) + 1 > limit:
             self._checker.report(f"V12 {len(lent) + 1} events of a pool are on loan, and the limit is {limit}")
+        alike = [other for other in lent if other.timing == event.timing]
+        limit = internals.event_limit(pool, event.timing)
+        if len(alike) + 1 > limit:
+            self._checker.report(f"V12 {len(alike) + 1} events of one kind are on loan, and their limit is {limit}")
         if any(other.handle == event.handle for other in lent):
             self._checker.report(f"V5 {event!r} is on loan twice")
         self._lent.add(event)

@@ -37,6 +37,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "triple buffers": lambda actions: TripleBufferActions(actions).choices(),
     "given": lambda actions: GivenGroupActions(actions).choices(),
     "freed": lambda actions: FreedStreamActions(actions).choices(),
+    "loans by kind": lambda actions: EventPoolActions(actions, by_kind=True).choices(),
 }
 
 _ONE_IN = 7

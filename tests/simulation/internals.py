@@ -317,9 +317,9 @@ def pool_size(pool: StreamPool) -> tuple[int, int]:
     return len(pool._places), pool._maximum
 
 
-def event_limit(pool: EventPool) -> int:
-    """Return how many events a pool may have on loan."""
-    return pool._limit
+def event_limit(pool: EventPool, timing: bool | None = None) -> int:
+    """Return how many events a pool may have on loan; with ``timing``, how many of that kind."""
+    return pool._limit if timing is None else pool._limits[timing]
 
 
 def event_is_lent(event: Event, pool: EventPool) -> bool:

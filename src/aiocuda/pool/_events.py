@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .._base._checks import check_integer, flag
 from .._base._log import log
@@ -17,6 +17,9 @@ from ..lowlevel import resources_of
 from ._device_watch import DeviceWatch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]
+
+#: The number of a task that waits, in order of arrival, and its future.
+_Turn: TypeAlias = tuple[int, asyncio.Future[None]]
 
 #: Largest limit. A program that asks for more events has made a mistake.
 MOST_EVENTS = 1 << 20
@@ -38,58 +41,82 @@ class EventPool(ProcessLocal):
     """Events of one device, lent to the coroutines of one event loop.
 
     The limit gives back-pressure: `acquire` waits while all events are lent. A loan ends by `release`, at the end of
-    `borrow`, or when the event is garbage-collected. At most ``limit`` events are lent at the same time.
+    `borrow`, or when the event is garbage-collected.
+
+    Parameters
+    ----------
+    device
+        The device of the events.
+    limit
+        The most events that are lent at the same time, of both kinds together.
+    timing, plain
+        The most events with timing, and without, that are lent at the same time; None for no limit beside ``limit``.
+        So a kind has its share, and loans of one kind need not wait for the other: with ``timing + plain <= limit``
+        they never do.
     """
 
-    def __init__(self, device: Device, limit: int = 1024) -> None:
+    def __init__(
+        self, device: Device, limit: int = 1024, *, timing: int | None = None, plain: int | None = None
+    ) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
-        check_integer(limit, "limit")
-        if not 1 <= limit <= MOST_EVENTS:
-            raise InvalidArgumentError(f"limit is from 1 to {MOST_EVENTS:,}, and this is {limit}", limit=limit)
         self._device = device
         self._resources = resources_of(device)
-        self._limit = limit
+        self._limit = _checked(limit, "limit", MOST_EVENTS)
+        self._limits = {  # by timing
+            kind: self._limit if value is None else _checked(value, name, self._limit)
+            for kind, name, value in ((False, "plain", plain), (True, "timing", timing))
+        }
         self._lent = {False: 0, True: 0}  # by timing
         self._peak = self._acquired = self._waited = 0
-        self._waiting: Waiters[asyncio.Future[None]] = Waiters()
+        self._waiting: dict[bool, Waiters[_Turn]] = {False: Waiters(), True: Waiters()}  # by timing
         self._watch = DeviceWatch(self._check_waiters)
 
     def acquire_nowait(self, timing: bool = False) -> Event:
-        """Return an event that is not recorded yet. Raise `QueueFullError` if all events are lent."""
+        """Return an event that is not recorded yet. Raise `QueueFullError` if all events are lent, or all of the kind."""
         self._check()
-        lent = sum(self._lent.values())
-        if lent >= self._limit:
-            log("warning", "queue_full", queue="event pool", device=self._device.name, limit=self._limit)
-            raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
         timing = flag(timing, "timing")
+        if not self._has_room(timing):
+            lent = sum(self._lent.values())
+            limit, kind = self._limit, ""
+            if lent < limit:
+                limit, kind = self._limits[timing], " with timing" if timing else " without timing"
+            log("warning", "queue_full", queue="event pool", device=self._device.name, limit=limit)
+            raise QueueFullError(f"all {limit} events{kind} are lent: await pool.acquire(), or release one")
         event = Event(self._resources.device_state, timing, self, self._loan_ended)
         self._lent[timing] += 1
         self._acquired += 1
-        self._peak = max(self._peak, lent + 1)
+        self._peak = max(self._peak, sum(self._lent.values()))
         return event
+
+    def _has_room(self, timing: bool) -> bool:
+        return sum(self._lent.values()) < self._limit and self._lent[timing] < self._limits[timing]
 
     async def acquire(self, timing: bool = False) -> Event:
         """Return an event that is not recorded yet. While all are lent, wait in order of arrival.
 
+        While only events of this kind are all lent, requests for the other kind go on.
+
         Raise `ClosedError` or `DeviceFault` if the device has been closed or has faulted, before or during the wait.
         """
         self._check()
-        first = True
-        while sum(self._lent.values()) >= self._limit or (first and self._waiting):
-            loop = asyncio.get_running_loop()
-            turn: asyncio.Future[None] = loop.create_future()
+        timing = flag(timing, "timing")
+        waiting = self._waiting[timing]
+        arrival: int | None = None
+        while not self._has_room(timing) or (arrival is None and waiting):
             self._watch.start()
-            if first:
+            if arrival is None:
                 self._waited += 1
-                self._waiting.add(turn)
+                arrival = self._waited
+                add = waiting.add
             else:
-                self._waiting.add_first(turn)  # another task took the event; this one stays first in the queue
-            first = False
+                add = waiting.add_first  # another task took the event; this one stays first in the queue
+            turn = arrival, asyncio.get_running_loop().create_future()
+            add(turn)
             try:
-                await turn
+                await turn[1]
             except asyncio.CancelledError:
-                if not self._waiting.discard(turn):
+                if not waiting.discard(turn):
                     self._wake()  # this task had been woken: wake the next one instead
                 raise
             self._check()
@@ -108,8 +135,9 @@ class EventPool(ProcessLocal):
             self._check()
         except AiocudaError:
             # Each task checks again, and raises the error itself.
-            Wakes.of(asyncio.get_running_loop()).wake_all(self._waiting, wake_future)
-        return bool(self._waiting)
+            for waiting in self._waiting.values():
+                Wakes.of(asyncio.get_running_loop()).wake_all(waiting, _wake_turn)
+        return any(self._waiting.values())
 
     @contextlib.asynccontextmanager
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
@@ -137,11 +165,15 @@ class EventPool(ProcessLocal):
         self._wake()
 
     def _wake(self) -> None:
-        while self._waiting:
+        """Wake the task that has waited longest, of those whose kind has room."""
+        while True:
             try:
-                turn = self._waiting.pop()
-            except KeyError:
-                return  # another thread has taken it
+                ready = [each for timing, each in self._waiting.items() if each and self._has_room(timing)]
+                if not ready:
+                    return
+                _, turn = min(ready, key=lambda each: each.first[0]).pop()
+            except (KeyError, StopIteration, RuntimeError):
+                continue  # another thread has taken one
             if not turn.done():
                 loop = turn.get_loop()
                 if not loop.is_closed():
@@ -159,3 +191,15 @@ class EventPool(ProcessLocal):
             limit=self._limit, lent=lent, lent_timing=self._lent[True], peak=self._peak,
             acquired=self._acquired, waited=self._waited, utilisation=lent / self._limit,
         )  # fmt: skip
+
+
+def _checked(value: int, name: str, most: int) -> int:
+    """Return a limit of a pool."""
+    check_integer(value, name)
+    if not 1 <= value <= most:
+        raise InvalidArgumentError(f"{name} is from 1 to {most:,}, and this is {value}", limit=value)
+    return value
+
+
+def _wake_turn(turn: _Turn) -> None:
+    wake_future(turn[1])
