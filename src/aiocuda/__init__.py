@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .completion._policy import CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
+    from .device._as_completed import as_completed
     from .device._device import Device
     from .device._event import Event
     from .device._open import open_device
@@ -68,7 +69,7 @@ __all__ = [
     "Operation", "PerformanceWarning", "PinnedBuffer", "Pipeline", "PipelineStats", "QueueFullError", "SkippedError",
     "Slot", "Stage", "StaleHandleError", "StepConfig", "Stream", "StreamBarrier", "StreamGroup", "StreamPool",
     "StreamStatistics", "TripleBuffer", "UnifiedBuffer", "UnorderedAccessWarning", "UnsupportedError",
-    "WrongDeviceError", "WrongLoopError", "__version__", "gather", "label", "open_device",
+    "WrongDeviceError", "WrongLoopError", "__version__", "as_completed", "gather", "label", "open_device",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
@@ -100,6 +101,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "StreamStatistics": "._base._statistics",
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
+        "as_completed": ".device._as_completed",
         "gather": "._core",
         "label": "._base._label",
         "open_device": ".device._open",

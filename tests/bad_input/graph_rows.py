@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,14 @@ async def _node_of_closed(world: World) -> Any:
     return world.holding(AsyncCoordinator(world.device)), node
 
 
+async def _completed(things: Any) -> Any:
+    return [thing async for thing in aiocuda.as_completed(things)]
+
+
+def _recorded(world: World) -> Any:
+    return world.stream.record()
+
+
 async def _closed(world: World) -> AsyncCoordinator:
     coordinator = AsyncCoordinator(world.device)
     await coordinator.aclose()
@@ -243,6 +252,21 @@ CASES = [
         InvalidArgumentError,
         "'low'",
     ),
+    *(
+        Case(54, f"as_completed of {name}", lambda _, things: _completed(things), InvalidTypeError, says, given)
+        for name, given, says in (
+            ("None", lambda _: None, "None"),
+            ("text", lambda _: "left", "'left'"),
+            ("numbers", lambda _: [1, 2], "int"),
+            ("a buffer", lambda world: [world.buffer], "DeviceBuffer"),
+            ("a pinned buffer", lambda world: [world.device.pinned(4)], "PinnedBuffer"),
+            ("a stream", lambda world: [world.stream], "Stream"),
+            ("lists", lambda _: [[]], "list"),
+            ("an event", _recorded, "put it into a list"),
+            ("a future", lambda _: [asyncio.get_running_loop().create_future()], "asyncio.as_completed"),
+        )
+    ),
+    Case(55, "operations", lambda _, event: _completed([event, event]), InvalidArgumentError, "twice", _recorded),
     Case(55, "streams of a group", lambda world, _: StreamGroup(world.device, ("a", "a")), InvalidArgumentError, "'a'"),
     Case(
         55,

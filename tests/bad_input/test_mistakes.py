@@ -91,6 +91,16 @@ async def task_of_a_node(at: Place) -> object:
         return asyncio.create_task(coordinator.compute(KERNEL, 1, 1, at.buffer))
 
 
+async def cancel_a_node(at: Place) -> object:
+    coordinator: Any
+    async with AsyncCoordinator(at.device) as coordinator:
+        return coordinator.compute(KERNEL, 1, 1, at.buffer).cancel()
+
+
+async def completed(*things: Any) -> list[object]:
+    return [thing async for thing in aiocuda.as_completed(*things)]
+
+
 async def too_few_streams(at: Place) -> object:
     async with StreamPool(at.device, maximum=1) as pool, pool.stream():
         return await pool.any_ready(timeout=0.001)
@@ -210,6 +220,20 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
         "; coroutine: .wait()>",
     ),
     "create_task(event)": (lambda at: asyncio.create_task(at.stream.record()), TypeError, "; coroutine: .wait()>"),
+    "create_task(gathering)": (
+        lambda at: asyncio.create_task(AIOCUDA.gather(at.stream.fill(at.buffer, 0))),
+        TypeError,
+        "; coroutine: .wait()>",
+    ),
+    "event.cancel()": (lambda at: at.event.cancel(), AttributeError, "Cancel the task that awaits it"),
+    "node.cancel()": (cancel_a_node, AttributeError, "node.abandon()"),
+    "gathering.cancel()": (
+        lambda at: AIOCUDA.gather(at.operation).cancel(),
+        AttributeError,
+        "operation.abandon()",
+    ),
+    "as_completed(operation)": (lambda at: completed(at.operation), InvalidTypeError, "put it into a list"),
+    "as_completed(*operations)": (lambda at: completed(at.operation, at.event), TypeError, "2 were given"),
     "create_task(node)": (task_of_a_node, TypeError, "; coroutine: .wait()>"),
     "submit(deadline_s=-1)": (
         lambda at: submit(deadline_s=-1),
@@ -259,7 +283,8 @@ async def test_wrong_names_do_not_exist_otherwise(place: Place) -> None:
         (place.stream, ("sync", "query", "cuda_stream")),
         (place.device, ("synchronize", "upload", "event")),
         (place.operation, ("cancel", "shape")),
-        (place.event, ("query",)),
+        (place.event, ("query", "cancel")),
+        (AIOCUDA.gather(place.operation), ("cancel",)),
         (KERNEL, ("launch",)),
     ):
         for name in names:

@@ -227,6 +227,7 @@ _INSTANCES: dict[str, Callable[[Setting], Any]] = {
 _CALLABLES: tuple[Callable[..., Any], ...] = (
     aiocuda.open_device,
     aiocuda.gather,
+    aiocuda.as_completed,
     aiocuda.Kernel,
     aiocuda.StreamPool,
     aiocuda.EventPool,

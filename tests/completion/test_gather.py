@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
+import inspect
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiocuda
 from aiocuda import (
+    BusyError,
     ClosedError,
     Device,
     DeviceFault,
@@ -19,6 +23,7 @@ from aiocuda import (
     Stream,
     WrongLoopError,
 )
+from aiocuda.completion import Gathering
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Reports, block_until, in_thread, open_peer, quickly, until
 
@@ -204,3 +209,124 @@ async def test_gather_in_another_loop(stream: Stream, latch: Latch) -> None:
     await asyncio.to_thread(in_thread, in_other_loop)
     latch.release()
     assert await quickly(_await(gathering)) == [None]
+
+
+# -- the methods that asyncio's functions call -------------------------------------------------------------------------
+
+
+async def test_a_gathering_is_done_when_all_are(stream: Stream, other: Stream, latch: Latch) -> None:
+    hold, early = latch.hold(stream), other.synchronize()
+    gathering = aiocuda.gather(hold, early)
+    told: list[Any] = []
+    for _ in range(2):
+        gathering.add_done_callback(told.append)
+    await early
+    await latch.held()
+    assert not gathering.done()
+    assert "2 operations: unfinished; coroutine: .wait()" in repr(gathering)
+    for ask in (gathering.result, gathering.exception):
+        with pytest.raises(BusyError, match="has not finished: await it"):
+            ask()
+    latch.release()
+    await quickly(hold)
+    await asyncio.sleep(0)
+    assert told == [gathering, gathering]
+    assert (gathering.done(), gathering.result(), gathering.exception()) == (True, [None, None], None)
+    assert not gathering.cancelled()
+    gathering.add_done_callback(told.append)
+    await asyncio.sleep(0)
+    assert told == 3 * [gathering]
+
+
+@pytest.mark.parametrize("return_exceptions", [False, True])
+async def test_a_gathering_is_done_at_the_first_failure_unless_failures_are_returned(return_exceptions: bool) -> None:
+    async with open_peer() as (peer, device):
+        stream, held = device.stream(), device.stream()
+        with Latch(device) as latch:
+            hold = latch.hold(held)
+            await latch.held()
+            peer.refuse("fill")
+            failing = stream.fill(stream.empty(4), 1)
+            gathering = aiocuda.gather(hold, failing, return_exceptions=return_exceptions)
+            told: list[Any] = []
+            gathering.add_done_callback(told.append)
+            await until(failing.done, "the failure")
+            await asyncio.sleep(0)
+            assert (gathering.done(), bool(told)) == 2 * (not return_exceptions,)
+            if return_exceptions:
+                latch.release()
+                await until(lambda: told, "the callback")
+                results = gathering.result()
+                assert [type(each) for each in results] == [type(None), DriverError]
+                assert gathering.exception() is None
+            else:
+                assert not hold.is_awaited
+                assert isinstance(gathering.exception(), DriverError)
+                with pytest.raises(DriverError):
+                    gathering.result()
+                latch.release()
+            await quickly(hold)
+
+
+async def test_removed_callbacks_are_not_called_and_leave_nothing(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    gathering = aiocuda.gather(hold, hold)
+    told: list[Any] = []
+
+    def second(found: object) -> None:
+        told.append("second")
+
+    for function in (told.append, second, second):
+        gathering.add_done_callback(function)
+    assert gathering.remove_done_callback(told.append) == 1
+    assert gathering.remove_done_callback(told.append) == 0
+    assert hold.is_awaited
+    assert gathering.remove_done_callback(second) == 2
+    await latch.held()
+    assert not hold.is_awaited
+    gathering.add_done_callback(second)
+    latch.release()
+    await quickly(hold)
+    await asyncio.sleep(0)
+    assert told == ["second"]
+
+
+async def test_callback_of_a_gathering_has_the_context_of_its_caller(stream: Stream) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+    seen = asyncio.get_running_loop().create_future()
+    variable.set("caller")
+    gathering = aiocuda.gather(stream.synchronize())
+    gathering.add_done_callback(lambda _: seen.set_result(variable.get()))
+    variable.set("later")
+    assert await quickly(seen) == "caller"
+
+
+async def test_gathering_of_nothing_is_done(stream: Stream) -> None:
+    gathering: Gathering[list[Any]] = aiocuda.gather()
+    told: list[Any] = []
+    gathering.add_done_callback(told.append)
+    await asyncio.sleep(0)
+    assert (gathering.done(), gathering.result(), told) == (True, [], [gathering])
+
+
+async def test_wait_of_a_gathering_is_a_coroutine(stream: Stream) -> None:
+    waiting = aiocuda.gather(stream.synchronize()).wait()
+    assert inspect.iscoroutine(waiting)
+    assert await waiting == [None]
+
+
+async def test_callback_of_a_gathering_in_another_loop(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    await latch.held()
+    gathering = aiocuda.gather(hold)
+
+    async def in_other_loop() -> None:
+        with pytest.raises(WrongLoopError):
+            gathering.add_done_callback(print)
+
+    await asyncio.to_thread(in_thread, in_other_loop)
+    for wrong in (None, "print"):
+        with pytest.raises(InvalidTypeError, match="a callback is a function"):
+            gathering.add_done_callback(wrong)  # type: ignore[arg-type]  # on purpose
+    assert not hold.is_awaited
+    latch.release()

@@ -1,11 +1,30 @@
-"""The coordinator: rows E1 to E15 of docs/reference/features.md, on every driver; more of it in tests/coordination."""
+"""The coordinator and asyncio: rows E1 to E16 of docs/reference/features.md, on every driver.
+
+More of them in tests/coordination and tests/completion.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator, BusyError, ClosedError, CycleError, Device, SkippedError, Stream, open_device
+import aiocuda
+from aiocuda import (
+    AsyncCoordinator,
+    BusyError,
+    ClosedError,
+    CycleError,
+    Device,
+    InvalidTypeError,
+    SkippedError,
+    Stream,
+    open_device,
+)
 from aiocuda.coordination._node import KINDS, PRIORITIES
 from aiocuda.driver.host import HostDriver
 from tests.coordination.graphs import BUMP, ITEMS
@@ -144,3 +163,104 @@ async def test_after_takes_nodes_of_other_coordinators() -> None:
             await quickly(second.host(order.append, 2, after=[before, second.upload(ONES)]))
     driver.close()
     assert order == [1, 2]
+
+
+def captured(stream: Stream) -> Any:
+    buffer = stream.empty(4)
+    with stream.capture() as graph:
+        stream.fill(buffer, 1)
+    return graph
+
+
+#: What the library returns, made with a coordinator and a stream.
+AWAITABLES: dict[str, Callable[[AsyncCoordinator, Stream], Any]] = {
+    "operation": lambda coordinator, stream: stream.synchronize(),
+    "event": lambda coordinator, stream: stream.record(),
+    "node": lambda coordinator, stream: coordinator.upload(ONES),
+    "gathering": lambda coordinator, stream: aiocuda.gather(stream.synchronize(), stream.record()),
+    "pinned buffer": lambda coordinator, stream: stream.device.pinned(4096),
+    "graph": lambda coordinator, stream: captured(stream),
+}
+
+#: Those that have no callbacks: `asyncio.wait` takes tasks of them.
+WITHOUT_CALLBACKS = ("pinned buffer", "graph")
+
+
+async def by_gather(thing: Any) -> Any:
+    first, second = await asyncio.gather(thing, thing)
+    assert first is second or first == second
+    return first
+
+
+async def by_wait(thing: Any) -> Any:
+    waited = thing if hasattr(thing, "add_done_callback") else asyncio.create_task(thing.wait())
+    for when in (asyncio.FIRST_COMPLETED, asyncio.FIRST_EXCEPTION, asyncio.ALL_COMPLETED):
+        assert await asyncio.wait([waited], return_when=when) == ({waited}, set())
+    return waited.result()
+
+
+async def by_as_completed(thing: Any) -> Any:
+    (found,) = [await each for each in asyncio.as_completed([thing])]
+    return found
+
+
+async def by_task_group(thing: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(thing.wait())
+    return task.result()
+
+
+async def by_timeout(thing: Any) -> Any:
+    async with asyncio.timeout(10):
+        return await thing
+
+
+async def by_wait_for(thing: Any) -> Any:
+    return await asyncio.wait_for(thing, 10)
+
+
+async def by_shield(thing: Any) -> Any:
+    return await asyncio.shield(thing)
+
+
+WAYS: tuple[Callable[[Any], Coroutine[Any, Any, Any]], ...] = (
+    by_gather, by_wait, by_as_completed, by_task_group, by_timeout, by_wait_for, by_shield,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", AWAITABLES)
+async def test_what_the_library_returns_works_with_asyncio(
+    device: Device, name: str, way: Callable[[Any], Coroutine[Any, Any, Any]]
+) -> None:
+    """E16: each kind of awaitable with each function of asyncio."""
+    async with AsyncCoordinator(device) as coordinator, device.stream() as stream:
+        thing = AWAITABLES[name](coordinator, stream)
+        found = await quickly(way(thing))
+        expected = await quickly(thing)
+        assert found is expected or found == expected
+        waiting = thing.wait()
+        assert inspect.iscoroutine(waiting)
+        waiting.close()
+
+
+async def test_as_completed_yields_what_it_was_given(device: Device) -> None:
+    """E16: operations, events, nodes and gatherings themselves; other awaitables are refused with the cure."""
+    async with AsyncCoordinator(device) as coordinator, device.stream() as stream:
+        things = {name: make(coordinator, stream) for name, make in AWAITABLES.items()}
+        others = [things.pop(name) for name in WITHOUT_CALLBACKS]
+        found = [thing async for thing in aiocuda.as_completed(things.values())]
+        assert set(found) == set(things.values())
+        for thing in others:
+            with pytest.raises(InvalidTypeError, match=r"asyncio\.as_completed takes"):
+                await quickly(anext(aiocuda.as_completed([thing])))
+            await quickly(thing)
+
+
+async def test_pinned_buffers_are_keys(device: Device) -> None:
+    """E16: by their identity, whatever is in them."""
+    one, two = device.pinned(4), device.pinned(4)
+    one[:] = two[:] = 1
+    assert len({one, two, one}) == 2
+    assert {one: 1, two: 2}[two] == 2
+    assert await quickly(one.wait()) is one

@@ -138,6 +138,19 @@ async def callbacks(device: Device, n: int) -> None:
         assert sum(map(marker.remove_done_callback, reversed(functions))) == n
 
 
+async def completed(device: Device, n: int) -> None:
+    async with held(device) as stream:
+        markers = [stream.synchronize() for _ in range(n)]
+
+        async def iterate() -> None:
+            assert [marker async for marker in aiocuda.as_completed(markers)] == markers
+
+        left = await begin(1, iterate)
+        tasks = await begin(1, iterate)
+        await end(left, -1)
+    await end(tasks)
+
+
 async def gathers(device: Device, n: int) -> None:
     async with held(device) as stream:
         markers = [stream.synchronize() for _ in range(3)]
@@ -437,6 +450,7 @@ GROWING: dict[str, Grow] = {
     "operation, cancelled in reverse": operation(-1),
     "operation, callbacks removed": callbacks,
     "operation, gathers cancelled": gathers,
+    "operation, as_completed": completed,
     "operation, settled": settles,
     "queue": queue,
     "queue, abandoned": queue_abandoned,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.barriers_and_groups import BarrierAndGroupActions
+from tests.simulation.completions import CompletionActions
 from tests.simulation.event_pools import EventPoolActions
 from tests.simulation.foreign_memory import ForeignMemoryActions
 from tests.simulation.freed_streams import FreedStreamActions
@@ -38,6 +39,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "given": lambda actions: GivenGroupActions(actions).choices(),
     "freed": lambda actions: FreedStreamActions(actions).choices(),
     "loans by kind": lambda actions: EventPoolActions(actions, by_kind=True).choices(),
+    "completions": lambda actions: CompletionActions(actions).choices(),
 }
 
 _ONE_IN = 7

@@ -244,6 +244,8 @@ cdef class MemoryFields:
 cdef class Gathering:
     cdef list _operations
     cdef bint _return_exceptions
+    cdef object _callbacks
+    cdef Countdown _countdown
     @cython.locals(operation=QueuedOperation, last=QueuedOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
     cdef list _unfinished(self, dict queues)
     @cython.locals(operation=QueuedOperation)

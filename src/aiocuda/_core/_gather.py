@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Mapping
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from .._base._checks import flag
-from ..errors import InvalidTypeError
+from .._base._checks import check_callback, flag
+from .._base._coroutine import coroutine_of
+from .._base._mistakes import lacks
+from .._base._wakeups import Callback, Waiters
+from ..errors import BusyError, InvalidTypeError
+from ._calls import copy_context
 from ._countdown import Countdown
 from ._operation import HasOperation, Operation
 from ._queued_operation import QueuedOperation
 from ._state import DONE
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from ..completion._stream_operation import StreamOperation
     from ..completion._stream_queue import StreamQueue
 
@@ -32,14 +39,111 @@ def _operation(thing: object) -> Any:
     )
 
 
-class Gathering(Awaitable[T]):
-    """The awaitable that `gather` returns."""
+class _Callbacks(Waiters[Callback]):
+    """The callbacks of an unfinished gathering, in place of the future of a countdown: the countdown calls them."""
 
-    __slots__ = ("_operations", "_return_exceptions")
+    __slots__ = ("_end",)
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__()
+        self._end = end
+
+    def done(self) -> bool:
+        return not self
+
+    def set_result(self, result: None) -> None:
+        self._end()
+
+
+class Gathering(Awaitable[T]):
+    """The results of several operations: the awaitable that `gather` returns.
+
+    It has the methods of an `Operation` that asyncio's functions call. It has finished when all its operations have
+    finished; without ``return_exceptions``, also when one of them has failed.
+    """
+
+    __slots__ = ("_callbacks", "_countdown", "_operations", "_return_exceptions")
+
+    _callbacks: _Callbacks | None
+    _countdown: Countdown  # that calls the callbacks; set with them
 
     def __init__(self, operations: list[StreamOperation[Any]], return_exceptions: bool) -> None:
         self._operations = operations
         self._return_exceptions = return_exceptions
+        self._callbacks = None
+
+    def done(self) -> bool:
+        """True if the gathering has its results or its failure. Makes no driver call, never blocks."""
+        unfinished = False
+        for operation in self._operations:
+            if operation.status < DONE:
+                unfinished = True
+            elif operation.status > DONE and not self._return_exceptions:
+                return True
+        return not unfinished
+
+    def result(self) -> T:
+        """Return the results, or raise the failure. Raises `BusyError` until the gathering has finished."""
+        self._check_done()
+        return self._outcomes()  # type: ignore[return-value]  # `cast` is a call
+
+    def exception(self) -> BaseException | None:
+        """Return the failure that awaiting raises, or None. Raises `BusyError` until the gathering has finished."""
+        self._check_done()
+        failed = None if self._return_exceptions else self._failed()
+        return None if failed is None else failed.exception()
+
+    def _check_done(self) -> None:
+        if not self.done():
+            raise BusyError(f"{self!r} has not finished: await it")
+
+    def cancelled(self) -> bool:
+        """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
+        return False
+
+    def add_done_callback(self, fn: Callable[[Gathering[Any]], object], *, context: Context | None = None) -> None:
+        """Call ``fn(gathering)`` on the loop when the gathering has finished; in the next turn if it already has."""
+        check_callback(fn, context)
+        if context is None:
+            context = copy_context()
+        for operation in self._operations:
+            operation.queue.check_loop()
+        if self.done():
+            get_running_loop().call_soon(fn, self, context=context)
+            return
+        callbacks = self._callbacks
+        if callbacks is None:
+            waiting = [operation for operation in self._operations if operation.status < DONE]
+            callbacks = self._callbacks = _Callbacks(self._call_callbacks)
+            self._countdown = Countdown(callbacks, len(waiting), not self._return_exceptions)  # type: ignore[arg-type]
+            self._wait_by(self._countdown, waiting)
+            for operation in waiting:
+                operation.queue.attend()
+        callbacks.add(Callback(fn, context))
+
+    def remove_done_callback(self, fn: Callable[[Gathering[Any]], object]) -> int:
+        """Remove a callback. Return how many times it was registered."""
+        check_callback(fn)
+        callbacks = self._callbacks
+        removed = 0 if callbacks is None else callbacks.remove(fn)
+        if removed and not callbacks:
+            self._callbacks = None
+            self._leave(self._countdown, self._operations)
+        return removed
+
+    def _call_callbacks(self) -> None:
+        """Schedule the callbacks: the gathering has finished."""
+        callbacks, self._callbacks = self._callbacks, None
+        self._leave(self._countdown, self._operations)
+        if callbacks is not None:
+            self._operations[0].queue.reactor.wakes.wake_all(callbacks, self._call_soon)
+
+    def _call_soon(self, callback: Callback) -> None:
+        self._operations[0].queue.loop.call_soon(callback.function, self, context=callback.context)
+
+    def wait(self) -> Coroutine[Any, Any, T]:
+        """Wait for the results, like ``await``, but as a coroutine: ``group.create_task(gathering.wait())``."""
+        return coroutine_of(self)
 
     def __await__(self) -> Generator[Any, None, T]:
         # The loops are in methods: there the compiled form knows the types.
@@ -127,6 +231,18 @@ class Gathering(Awaitable[T]):
         """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
         failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
+
+    def __repr__(self) -> str:
+        # asyncio.create_task(gathering) raises "a coroutine was expected, got <Gathering …>".
+        state = "done" if self.done() else "unfinished; coroutine: .wait()"
+        return f"<Gathering of {len(self._operations)} operations: {state}>"
+
+
+# Not as a decorator, which a compiled class cannot have.
+lacks(
+    cancel="streams run the work that they have accepted. Cancel the task that awaits it, or drop the result of each "
+    "operation by operation.abandon()"
+)(Gathering)
 
 
 @overload

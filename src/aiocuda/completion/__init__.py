@@ -5,7 +5,7 @@ README.md in this directory describes the modules.
 
 from __future__ import annotations
 
-from .._core import INTERNAL, Operation, gather
+from .._core import INTERNAL, Gathering, Operation, gather
 from ._instrument import (
     BatchListener,
     EndedRequest,
@@ -26,6 +26,7 @@ __all__ = [
     "BatchListener",
     "CompletionPolicy",
     "EndedRequest",
+    "Gathering",
     "Instrument",
     "Listener",
     "Operation",

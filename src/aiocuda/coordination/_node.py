@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from .._base._label import shown
+from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError
 
@@ -43,6 +44,9 @@ def check_priority(priority: object) -> int:
     return rank
 
 
+@lacks(
+    cancel="other nodes may depend on it. Cancel the task that awaits it, or withdraw it by node.abandon()",
+)
 class Node(ProcessLocal, Generic[T_co]):
     """An operation of an `aiocuda.AsyncCoordinator`. ``await`` it for its result.
 

@@ -24,6 +24,7 @@ __all__ = ["Event", "record_event"]
 
 
 @lacks(
+    cancel="a stream passes every event that it has recorded. Cancel the task that awaits it",
     synchronize="`await event` waits for it",
     sync="`await event` waits for it",
     query="event.done() is True if it has passed",

@@ -216,8 +216,9 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     device use the same address. Slices are views. The result of a computation is an ordinary array.
 
     Awaiting it returns the buffer itself once its memory is locked. This is optional, since copies and kernels wait by
-    themselves. If the memory cannot be locked, awaiting it and every operation that would use it raise the driver's
-    error: `DeviceOutOfMemory`, or a `DriverError`.
+    themselves. asyncio's functions accept it: it is hashable, by its identity, and `wait` is a coroutine. If the memory
+    cannot be locked, awaiting it and every operation that would use it raise the driver's error: `DeviceOutOfMemory`,
+    or a `DriverError`.
     """
 
     _block: Block | None
@@ -324,6 +325,13 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
             if region.error is not None:
                 raise raisable(region.error)
         return self
+
+    async def wait(self) -> Self:
+        """Wait until the memory is locked, like ``await``, but as a coroutine."""
+        return await self
+
+    def __hash__(self) -> int:  # type: ignore[override]  # `asyncio.gather` keeps its arguments in a dict
+        return id(self)
 
     def __reduce__(self) -> Any:
         return np.asarray(self).__reduce__()

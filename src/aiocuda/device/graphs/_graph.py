@@ -195,6 +195,10 @@ class Graph(ProcessLocal):
         yield from self._check(self._home).executable.wait().__await__()
         return self
 
+    async def wait(self) -> Self:
+        """Wait until the graph can be launched, like ``await``, but as a coroutine."""
+        return await self
+
     def launch(self, stream: Stream) -> Operation[None]:
         """Run all of it, in the order of a stream. ``cuGraphLaunch``.
 
