@@ -6,9 +6,14 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
+import numpy as np
 import pytest
 
+import aiocuda
+from aiocuda import ManagedContext
+from tests.helpers import quickly
 from tests.project.tree import SOURCE
 
 PROGRAM = """
@@ -58,3 +63,24 @@ def test_the_environment_can_name_the_driver() -> None:
     """J5: asked for by name, the host driver comes without a warning, and CUDA not at all."""
     assert opened("auto", AIOCUDA_DRIVER="host") == ["auto host"]
     assert opened("auto", AIOCUDA_DRIVER="cuda") == ["auto DriverNotAvailableError"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("name", ["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_synchronize_waits_for_all_work_in_both_modes(name: Any, asynchronous: bool) -> None:
+    """J8: of streams by purpose, the pool, the coordinator, steps, and streams of the program."""
+    context = ManagedContext(driver=name, asynchronous=asynchronous)
+    assert context.asynchronous is asynchronous
+    async with context, context.device.stream() as stream:
+        array = np.ones(1000, np.float32)
+        work: list[Any] = [context.stream(purpose).upload(array) for purpose in ("upload", "control", "telemetry")]
+        async with context.pool.stream() as leased:
+            work.append(leased.upload(array))
+        work += [context.coordinator.upload(array), stream.upload(array)]
+        await context.triple_buffered_step(aiocuda.StepConfig({"x": array}, download=["x"]))
+        await quickly(context.synchronize())
+        assert all(each.done() for each in work)
+        (telemetry,) = await context.flush()
+        np.testing.assert_array_equal(telemetry.outputs["x"], array)
+        assert context.asynchronous is asynchronous

@@ -101,7 +101,9 @@ class ManagedContext(Owner):
     def __init__(
         self, index: SupportsIndex = 0, *, driver: DriverName | Driver = "auto", asynchronous: bool | None = None
     ) -> None:
-        opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
+        asynchronous = _is_asynchronous(asynchronous)
+        opening = open_device(index, driver=driver, asynchronous=asynchronous)
+        self._asynchronous = bool(asynchronous)
         self._opening = opening.called("ManagedContext()", "context")
         self._scope = Scope(
             "this context", "make one in each loop", "make another one by ManagedContext()",
@@ -110,6 +112,11 @@ class ManagedContext(Owner):
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}
         self._parts: list[StreamPool | AsyncCoordinator | Pipeline | StepRunner] = []
+
+    @property
+    def asynchronous(self) -> bool:
+        """The mode, known before the entry: False if all work runs one after the other, on the default stream."""
+        return self._asynchronous
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +237,29 @@ class ManagedContext(Owner):
         """
         await self._step_runner.reset()
 
-    # -- statistics and the end ----------------------------------------------------------------------------------
+    # -- waiting, statistics and the end -------------------------------------------------------------------------
+
+    async def synchronize(self) -> None:
+        """Wait for all work of this loop on the device, failed or not.
+
+        This is the work of all streams of the device, also of those outside of the context, the operations of
+        `coordinator`, and the steps that have begun; their telemetry is kept for the next calls. Failures are not
+        raised here, but by awaiting the operations. Work that other tasks enqueue meanwhile may still run.
+
+        Raises
+        ------
+        ClosedError
+            The context has not been entered, or has been closed.
+        WrongLoopError
+            It was entered in another event loop.
+        """
+        device, made = self.device, self.__dict__
+        self._check_open(device)
+        if "_step_runner" in made:
+            await self._step_runner.wait_for_steps()
+        if "coordinator" in made:
+            await self.coordinator.drain()
+        await device.drain()
 
     def statistics(self) -> ContextStatistics:
         """Return a snapshot of the statistics of the device and all parts."""
@@ -293,7 +322,7 @@ class ManagedContext(Owner):
     def __repr__(self) -> str:
         if self._device is None:
             return "<ManagedContext, not open>"
-        mode = "asynchronous" if self._device.asynchronous else "synchronous"
+        mode = "asynchronous" if self._asynchronous else "synchronous"
         return f"<ManagedContext on {self._device!r}, {mode}>"
 
 

@@ -259,6 +259,11 @@ class StepRunner(Owner):
             succeeded = itertools.takewhile(lambda step: step.task.done() and step.failure is None, steps)
             return [self._take_telemetry(step) for step in succeeded]
 
+    async def wait_for_steps(self) -> None:
+        """Wait until the steps that have begun have ended, failed or not."""
+        for step in tuple(self._running):
+            await step.ended.wait()
+
     async def reset(self) -> None:
         """Drop the steps that have begun, wait until no work of them runs, and restart with step 0."""
         steps, self._running = self._running, []
