@@ -349,3 +349,27 @@ async def test_memory_that_entering_takes(name: Any, most: int, by: str, asynchr
         finally:
             tracemalloc.stop()
         assert after - before <= most
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("name", ["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_memory_that_the_parts_take(name: Any, asynchronous: bool) -> None:
+    """J6: the pool, the coordinator and the ring of a context, with its device already open."""
+
+    def make_parts(context: ManagedContext) -> None:
+        for part in ("pool", "coordinator", "triple_buffer"):
+            getattr(context, part)
+
+    async with ManagedContext(driver=name, asynchronous=asynchronous) as context:
+        make_parts(context)  # what is made once for all of them
+    async with ManagedContext(driver=name, asynchronous=asynchronous) as context:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            make_parts(context)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before <= 22_000

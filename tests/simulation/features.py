@@ -17,8 +17,8 @@ from tests.simulation.graphs import run_graph
 from tests.simulation.memory_adaptors import MemoryAdaptorActions
 from tests.simulation.stream_pools import StreamPoolActions
 from tests.simulation.submissions import SubmissionActions
-from tests.simulation.two_coordinators import TwoCoordinatorActions
 from tests.simulation.triple_buffers import TripleBufferActions
+from tests.simulation.two_coordinators import TwoCoordinatorActions
 
 if TYPE_CHECKING:
     from tests.simulation.actions import Actions

@@ -60,7 +60,7 @@ class DependencyGraph:
         self._noted: dict[ScheduledNode[Any], list[_Noted]] = {}
         #: Failed operations that should have written host memory. The program has not received their failures yet.
         self._undelivered: list[ScheduledNode[Any]] = []
-        self._poisoned: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._poisoned: weakref.WeakSet[Block] | None = None  # made by the first failure: an empty one takes 1 KB
         self._closed = False
 
     def __len__(self) -> int:
@@ -126,6 +126,8 @@ class DependencyGraph:
 
     def _put_poison(self, block: Block, unwritten: list[tuple[int, int]], failure: RootFailure) -> None:
         poison = block.poisoned()
+        if self._poisoned is None:
+            self._poisoned = weakref.WeakSet()
         self._poisoned.add(block)
         ranges = poison[self]
         for start, stop in unwritten:
@@ -138,7 +140,8 @@ class DependencyGraph:
             ranges.remove(start, stop)
             if not ranges:
                 del poison[self]
-                self._poisoned.discard(block)
+                if self._poisoned is not None:
+                    self._poisoned.discard(block)
 
     def forget(self, node: ScheduledNode[Any]) -> None:
         """Drop a finished node, so that later nodes do not depend on it. Poison the bytes that it did not write."""
@@ -184,9 +187,9 @@ class DependencyGraph:
         for node in self._undelivered:
             del self._noted[node]
         self._undelivered.clear()
-        for block in list(self._poisoned):
+        for block in list(self._poisoned or ()):
             block.poisoned().pop(self, None)
-        self._poisoned.clear()
+        self._poisoned = None
 
     @staticmethod
     def check_acyclic(dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:

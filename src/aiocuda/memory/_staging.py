@@ -99,7 +99,8 @@ class StagingBuffers:
         self._made = 0  # chunk buffers that are made or being made
         self._free: list[Region] = []
         #: Weak references: the copy's operation holds it, and after a fault no copy would be removed from here.
-        self._waiting: deque[ref[StagedCopy]] = deque()
+        #: Made by the first copy in chunks.
+        self._waiting: deque[ref[StagedCopy]] | None = None
         self._granting = False
         self.copy_watch: CopyWatch | None = None
         self.small: list[int] = []
@@ -126,6 +127,8 @@ class StagingBuffers:
 
     def request(self, copy: StagedCopy) -> None:
         """Give the copy its chunk buffers, in turn with other copies."""
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append(ref(copy))
         self.grant()
 
@@ -186,7 +189,7 @@ class StagingBuffers:
         self._made -= 1
         self.chunks.pop(region, None)  # `close` may have removed it
         if self._made == 0 and region.error is not None:  # else the other buffers suffice, more slowly
-            waiting, self._waiting = self._waiting, deque()
+            waiting, self._waiting = self._waiting or (), None
             for copy in filter(None, [first() for first in waiting]):
                 copy.fail(region.error)
 
@@ -197,7 +200,7 @@ class StagingBuffers:
                 self._pool.return_region(region)
         if self.slab.locked:
             self._pool.return_region(self.slab)
-        self._waiting.clear()
+        self._waiting = None
         self._reactor.on_progress = None
         self.chunks.clear()
         self._free.clear()

@@ -10,6 +10,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -65,9 +66,18 @@ class Meter(abc.ABC):
         """Restart all times and counts."""
         self._begun = self.items = self.skipped = self.results_copied = self.blocks_replaced = 0
         self.source_seconds = self.consumer_seconds = 0.0
-        self._item_seconds: deque[float] = deque(maxlen=MAX_ITEM_TIMES)
-        #: By the stage's position: the seconds that it took for recent items.
-        self._stage_times: list[deque[float]] = [deque(maxlen=MAX_STAGE_TIMES) for _ in self._plan.stages]
+        for made in ("_item_seconds", "_stage_times"):
+            self.__dict__.pop(made, None)
+
+    @cached_property  # four empty deques take 3 KB
+    def _item_seconds(self) -> deque[float]:
+        """Return the seconds of recent items."""
+        return deque(maxlen=MAX_ITEM_TIMES)
+
+    @cached_property
+    def _stage_times(self) -> list[deque[float]]:
+        """Return the seconds that each stage took for recent items, by its position."""
+        return [deque(maxlen=MAX_STAGE_TIMES) for _ in self._plan.stages]
 
     # -- what items report ---------------------------------------------------------------------------------------
 

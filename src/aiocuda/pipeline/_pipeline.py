@@ -104,7 +104,7 @@ class Pipeline(Owner):
         self._single_index = 0  # of the next item outside a run
         self._single_items = 0  # unfinished items outside a run
         self._singles_ended: asyncio.Future[None] | None = None  # while the end waits for them
-        self._open_streams = contextlib.AsyncExitStack()  # for an `async with` block
+        self._open_streams: contextlib.AsyncExitStack | None = None  # for an `async with` block
 
     @property
     def ring(self) -> TripleBuffer:
@@ -393,13 +393,16 @@ class Pipeline(Owner):
         if outcome == "interrupted":
             self._resources.end_late()
         try:
-            await self._open_streams.aclose()
+            if self._open_streams is not None:
+                await self._open_streams.aclose()
         finally:
             self._resources.free_buffers()
 
     async def __aenter__(self) -> Self:
         resources = self._check_open()
         self._scope.check_loop()
+        if self._open_streams is None:
+            self._open_streams = contextlib.AsyncExitStack()
         await self._open_streams.enter_async_context(resources)
         return self
 

@@ -93,13 +93,16 @@ class WorkloadRecord:
         """Forget all durations."""
         self._counts = dict.fromkeys(WORKLOADS, 0)
         self._seconds = dict.fromkeys(WORKLOADS, 0.0)
-        self._last: dict[Workload, deque[float]] = {workload: deque(maxlen=MOST_KEPT) for workload in WORKLOADS}
+        self._last: dict[Workload, deque[float]] = {}  # of the workloads with leases
 
     def add(self, workload: Workload, seconds: float) -> None:
         """Add the duration of a lease."""
         self._counts[workload] += 1
         self._seconds[workload] += seconds
-        self._last[workload].append(seconds)
+        last = self._last.get(workload)
+        if last is None:
+            last = self._last[workload] = deque(maxlen=MOST_KEPT)
+        last.append(seconds)
 
     def count(self, *workloads: Workload) -> int:
         """Return the number of leases recorded for these workloads."""
