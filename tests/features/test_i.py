@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aiocuda import Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, TripleBuffer
+from aiocuda import BusyError, Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, TripleBuffer
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, quickly, until
 
@@ -266,3 +266,41 @@ async def test_triple_buffer_owns_memory_and_moves_its_slots_on(device: Device) 
             ring.advance()
     assert results == [2 * item + 1 for item in range(10)]
     await until(lambda: device.memory.statistics().live_bytes == before, "the memory going back")
+
+
+async def test_plain_loop_over_submit_overlaps(device: Device) -> None:
+    """I8: a call waits for a slot only; tickets hold results, and no slots, and are awaited in any order."""
+    with Latch(device) as latch:
+
+        def held(slot: Slot) -> Operation[None]:
+            if slot.item == 0:
+                latch.hold(slot.stream)
+            return compute(slot)
+
+        async with Pipeline(device, [STAGES[0], Stage("held", held), STAGES[2]]) as pipeline:
+            tickets = [await quickly(pipeline.submit(item)) for item in range(3)]
+            waiting = asyncio.create_task(pipeline.submit(3))
+            await quickly(until(lambda: latch.running == 1, "the first item"))
+            assert (pipeline.ring.busy, waiting.done()) == (3, False)
+            latch.release()
+            tickets.append(await quickly(waiting))
+            await quickly(until(lambda: pipeline.ring.busy == 0, "the end of all items"))
+            assert [(await quickly(ticket))[0] for ticket in reversed(tickets)] == [7, 5, 3, 1]
+
+
+async def test_order_of_stages_changes_between_runs(device: Device) -> None:
+    """I8: between runs, and not while items are in flight."""
+
+    def add(slot: Slot) -> Operation[None]:
+        return slot.stream.launch(AFFINE, 1, 256, slot.buffer("x", LENGTH, np.uint32), LENGTH, 1, 3)
+
+    stages = [STAGES[0], STAGES[1], Stage("add", add), STAGES[2]]
+    async with Pipeline(device, stages) as pipeline:
+        assert [result[0] async for result in pipeline.run(range(4))] == [2 * item + 4 for item in range(4)]
+        ticket = await quickly(pipeline.submit(1))
+        with pytest.raises(BusyError, match="in flight"):
+            pipeline.set_order(["upload", "add", "compute", "download"])
+        assert (await quickly(ticket))[0] == 6
+        pipeline.set_order(["upload", "add", "compute", "download"])
+        assert [stage.name for stage in pipeline.stages] == ["upload", "add", "compute", "download"]
+        assert [result[0] async for result in pipeline.run(range(4))] == [2 * (item + 3) + 1 for item in range(4)]

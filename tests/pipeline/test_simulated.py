@@ -295,6 +295,45 @@ def test_single_iterations_that_fail_and_are_cancelled(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
+def test_tickets_that_fail_and_calls_that_are_cancelled(seed: int) -> None:
+    """Each ticket has the outcome of its own item, in any order; a call that is cancelled begins nothing."""
+
+    async def main(program: Program, pipeline: Pipeline, found: list[int]) -> None:
+        chance = program.chance
+        program.fails = chance.randrange(len(program.before)), chance.randrange(ITEMS)
+        tickets: dict[int, Any] = {}
+        for item in range(ITEMS):
+            call = asyncio.create_task(pipeline.submit(item))
+            if chance.random() < 0.2:
+                await asyncio.sleep(10 ** chance.uniform(-5, -3))
+                call.cancel()
+            await asyncio.wait({call})
+            if not call.cancelled():
+                tickets[item] = call.result()
+        for item in chance.sample(sorted(tickets), len(tickets)):
+            try:
+                assert value(await tickets[item]) == program.expected(item)
+            except BrokenError:
+                assert item == program.fails[1]
+
+    simulate(seed, main)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_tickets_of_a_device_that_faults(seed: int) -> None:
+    async def main(program: Program, pipeline: Pipeline, found: list[int]) -> None:
+        tickets = []
+        with contextlib.suppress(DeviceFault):
+            for item in range(ITEMS):
+                tickets.append(await pipeline.submit(item))  # noqa: PERF401 - it may raise
+        outcomes = await asyncio.gather(*tickets, return_exceptions=True)
+        for item, outcome in enumerate(outcomes):
+            assert isinstance(outcome, DeviceFault) or value(outcome) == program.expected(item)
+
+    simulate(seed, main, upsets=[Upset("fault", 1 + seed % 12 * 4)])
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_device_that_faults_at_any_moment(seed: int) -> None:
     """P3, P22: one failure, and no await hangs."""
 

@@ -17,6 +17,7 @@ from tests.simulation.graphs import run_graph
 from tests.simulation.memory_adaptors import MemoryAdaptorActions
 from tests.simulation.stream_pools import StreamPoolActions
 from tests.simulation.submissions import SubmissionActions
+from tests.simulation.tickets import TicketActions
 from tests.simulation.triple_buffers import TripleBufferActions
 from tests.simulation.two_coordinators import TwoCoordinatorActions
 
@@ -40,6 +41,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "freed": lambda actions: FreedStreamActions(actions).choices(),
     "loans by kind": lambda actions: EventPoolActions(actions, by_kind=True).choices(),
     "completions": lambda actions: CompletionActions(actions).choices(),
+    "tickets": lambda actions: TicketActions(actions).choices(),
 }
 
 _ONE_IN = 7

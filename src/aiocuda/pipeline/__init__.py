@@ -10,6 +10,7 @@ from ._run import PipelineRun
 from ._slot import Slot
 from ._stage import Stage
 from ._statistics import Bottleneck, PipelineStats
+from ._ticket import Ticket
 
 __all__ = [
     "Bottleneck",
@@ -21,5 +22,6 @@ __all__ = [
     "Slot",
     "SlotBuffer",
     "Stage",
+    "Ticket",
     "TripleBuffer",
 ]

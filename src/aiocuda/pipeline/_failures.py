@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .._base._failure import raisable
+from .._base._user_code import LEAVES_LOOP
 from ..errors import ClosedError, DeviceFault, SkippedError
+from ..lowlevel import resources_of
 
-__all__ = ["combine", "reportable", "root_failure", "without_closed"]
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["combine", "report", "report_unraised", "root_failure", "unreported"]
 
 
 def root_failure(error: BaseException) -> BaseException:
@@ -24,17 +31,34 @@ def root_failure(error: BaseException) -> BaseException:
     return failure
 
 
-def reportable(failures: list[BaseException]) -> list[BaseException]:
+def report_unraised(error: BaseException, failures: Iterable[BaseException | None], device: Device) -> None:
+    """Report failures that the caller does not get: ``error`` is no failure, but a cancellation or the like."""
+    if not isinstance(error, Exception):
+        report([failure for failure in failures if failure is not None and failure is not error], device)
+
+
+def report(failures: list[BaseException], device: Device) -> None:
+    """Pass failures without a waiter to the loop's exception handler."""
+    message = "aiocuda: a pipeline's item or source failed after the consumer had left"
+    for failure in unreported(failures, device):
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
+
+
+def unreported(failures: list[BaseException], device: Device) -> list[BaseException]:
     """Return the failures to report of items without a waiter.
 
     The root failure of a skipped item counts only if no item failed by itself. It may be a wait between two stages
     that the driver has refused.
     """
     own = [failure for failure in dict.fromkeys(failures) if not isinstance(failure, SkippedError)]
-    return own or [root_failure(failure) for failure in failures[:1]]
+    found = own or [root_failure(failure) for failure in failures[:1]]
+    found = [failure for failure in found if not isinstance(failure, LEAVES_LOOP)]
+    if device.closed or resources_of(device).closing:
+        found = _without_closed(found)  # the code that closes the device during a run ends the items, too
+    return found
 
 
-def without_closed(failures: list[BaseException]) -> list[BaseException]:
+def _without_closed(failures: list[BaseException]) -> list[BaseException]:
     """Return the failures without every `ClosedError`, also without those in exception groups."""
     kept: list[BaseException] = []
     for failure in failures:

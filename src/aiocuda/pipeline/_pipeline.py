@@ -17,14 +17,16 @@ from ..device import Device
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..lowlevel import resources_of
 from ._advice import PipelineAdvice, advise
-from ._failures import combine, reportable, root_failure, without_closed
+from ._failures import combine, report, report_unraised, root_failure
 from ._item import SKIPPED, PipelineItem, settle_items
 from ._plan import Plan
 from ._resources import PipelineResources
 from ._ring import TripleBuffer
 from ._run import ActiveRun, PipelineRun
+from ._single_items import SingleItems
 from ._stage import Stage
 from ._statistics import PipelineStats
+from ._ticket import Ticket
 
 __all__ = ["Pipeline"]
 
@@ -68,7 +70,6 @@ class Pipeline(Owner):
     Attributes
     ----------
     device : Device
-    stages : tuple of Stage
 
     Raises
     ------
@@ -91,7 +92,6 @@ class Pipeline(Owner):
         self.device = device
         self._device_resources = resources_of(device)
         plan = Plan(stages, streams, replay)
-        self.stages = plan.stages
         self._scope = Scope(
             "this pipeline", "make a pipeline in each loop, share the device", "make another one",
             drain_seconds=unlimited, wrong_loop=self._device_resources.device_state.wrong_loop,
@@ -101,15 +101,45 @@ class Pipeline(Owner):
         use = "`async with aiocuda.Pipeline(device, stages) as pipeline`"
         self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed or not opened)
         self._run: ActiveRun | None = None  # it has the pipeline to itself
-        self._single_index = 0  # of the next item outside a run
-        self._single_items = 0  # unfinished items outside a run
-        self._singles_ended: asyncio.Future[None] | None = None  # while the end waits for them
+        self._singles = SingleItems(self._resources)
         self._open_streams: contextlib.AsyncExitStack | None = None  # for an `async with` block
 
     @property
     def ring(self) -> TripleBuffer:
         """The slots."""
         return self._resources.ring
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in their order."""
+        return self._resources.plan.stages
+
+    def set_order(self, names: Sequence[str]) -> None:
+        """Change the order of the stages, between runs.
+
+        The rules for ``stages`` hold for the new order: a stage without ``after`` comes after the one before it, and
+        the last stage gives the result. Slots keep their buffers, replayed stages are captured again, and the
+        statistics restart.
+
+        Parameters
+        ----------
+        names
+            The name of every stage, once.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError
+            A name is unknown, missing or given twice; a stage would come before its prerequisite.
+        BusyError
+            A run of this pipeline has not ended, or items are in flight.
+        """
+        plan = self._resources.plan.reordered(names)
+        self._check_open()
+        if self._scope.loop is not None:  # the streams are open
+            self._scope.check_loop()
+        self._check_no_run()
+        self._check_no_single_items()
+        self._resources.replan(plan)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -164,33 +194,37 @@ class Pipeline(Owner):
         Exception
             The failure of a stage, as in `run`.
         """
+        await self._check_free()
+        return await self._singles.execute(item)
+
+    async def submit(self, item: Any) -> Ticket:
+        """Wait for a free slot, begin an item in it, and return its ticket, which is awaited for the result.
+
+        A plain loop over this overlaps. The items go through the stages in the order of the calls. A slot is free when
+        its item has ended, whether its ticket was awaited or not. Parts of the result in the slot's memory are copied,
+        as in `run`. A call that is cancelled while it waits for a slot begins nothing.
+
+        ::
+
+            tickets = [await pipeline.submit(item) for item in items]
+            results = [await ticket for ticket in tickets]
+
+        Raises
+        ------
+        BusyError
+            A run of this pipeline has not ended.
+        ClosedError
+            The pipeline has been closed, or has been left by an exception during the call.
+        """
+        await self._check_free()
+        return await self._singles.submit(item)
+
+    async def _check_free(self) -> None:
+        """Raise unless an item outside of a run can begin."""
+        self._scope.check_loop()
         await self._end_abandoned_run()
         self._check_no_run()
-        resources = self._check_open()
-        self._single_items += 1
-        pipeline_item: PipelineItem | None = None
-        try:
-            async with resources:
-                slot = await resources.ring.reserve()
-                pipeline_item = PipelineItem(resources, overlap=True, may_skip=False)
-                pipeline_item.begin(slot, item, self._single_index, resources.now())
-                self._single_index += 1
-                try:
-                    await pipeline_item.run_stages()
-                    result = await pipeline_item.finish()
-                except BaseException:
-                    await finish_shielded(settle_items([pipeline_item], resources, SourceLine.of_caller()))
-                    raise
-                pipeline_item.end()
-                resources.release(slot)
-                return result
-        except BaseException as error:
-            self._report_unraised(error, () if pipeline_item is None else (pipeline_item.failure,))
-            raise
-        finally:
-            self._single_items -= 1
-            if not self._single_items:
-                self._wake_end()
+        self._check_open()
 
     async def _overlapped(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
         """Yield the results of a run with overlap."""
@@ -222,7 +256,7 @@ class Pipeline(Owner):
                     raise failure from failure.__cause__
                 await run.close()
         except BaseException as error:
-            self._report_unraised(error, failures)
+            report_unraised(error, failures, self.device)
             raise
         finally:
             self._end(run)
@@ -255,7 +289,7 @@ class Pipeline(Owner):
                     resources.release(item.slot)
                     index += 1
         except BaseException as error:
-            self._report_unraised(error, () if item is None else (item.failure,))
+            report_unraised(error, () if item is None else (item.failure,), self.device)
             raise
         finally:
             self._end(run)
@@ -268,8 +302,7 @@ class Pipeline(Owner):
         await self._end_abandoned_run()
         resources = self._check_open()
         self._check_no_run()
-        if self._single_items:
-            raise BusyError("this pipeline executes single iterations: await them, or make another pipeline")
+        self._check_no_single_items()
         self._run = run
         run.loop = asyncio.get_running_loop()
         resources.begin_run()
@@ -292,24 +325,17 @@ class Pipeline(Owner):
                 "`async with contextlib.aclosing(pipeline.run(source)) as results`, or make another pipeline"
             )
 
+    def _check_no_single_items(self) -> None:
+        if self._singles.unfinished:
+            raise BusyError(
+                f"{self._singles.unfinished} items of submit or execute_iteration are in flight in this pipeline: "
+                "await them, or make another pipeline"
+            )
+
     def _check_open(self) -> PipelineResources:
         if self._scope.closing:
             raise self._scope.closed_error()
         return self._resources
-
-    def _report_unraised(self, error: BaseException, failures: Iterable[BaseException | None]) -> None:
-        """Report failures that the consumer does not get, because it is cancelled or closes the iterator."""
-        if not isinstance(error, Exception):
-            self._report([failure for failure in failures if failure is not None and failure is not error])
-
-    def _report(self, failures: list[BaseException]) -> None:
-        """Pass failures without a waiter to the loop's exception handler."""
-        message = "aiocuda: a pipeline's item or source failed after the consumer had left"
-        reported = [failure for failure in reportable(failures) if not isinstance(failure, LEAVES_LOOP)]
-        if self.device.closed or self._device_resources.closing:
-            reported = without_closed(reported)  # the code that closes the device during a run ends the items, too
-        for failure in reported:
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
 
     # -- statistics ----------------------------------------------------------------------------------------------
 
@@ -350,8 +376,9 @@ class Pipeline(Owner):
     async def aclose(self) -> None:
         """Refuse new items with `ClosedError`, end the active run, and release streams and buffers.
 
-        This waits for the items of `execute_iteration`. ``async with`` that is left by an exception does not wait for
-        them, nor does a call that is cancelled. A second call waits for the same end.
+        This waits for the items of `execute_iteration` and `submit`. If ``async with`` is left by an exception, or a
+        call is cancelled, the items of tickets end early, and their tickets fail with `ClosedError`. A second call
+        waits for the same end.
 
         Raises
         ------
@@ -364,20 +391,11 @@ class Pipeline(Owner):
         """Do nothing: each request asks the scope."""
 
     def _withdraw(self) -> None:
-        self._wake_end()  # from now on, it waits for items until the deadline
+        self._singles.withdraw()
 
     async def _drain(self) -> None:
         await self._end_run()
-        while self._single_items:
-            seconds = self._device_resources.deadline.left() if self._scope.left else None
-            self._singles_ended = asyncio.get_running_loop().create_future()
-            done, _ = await asyncio.wait({self._singles_ended}, timeout=seconds)
-            if not done:
-                break
-
-    def _wake_end(self) -> None:
-        if self._singles_ended is not None and not self._singles_ended.done():
-            self._singles_ended.set_result(None)
+        await self._singles.wait(lambda: self._device_resources.deadline.left() if self._scope.left else None)
 
     async def _end_run(self) -> None:
         await self._end_abandoned_run()  # it reports its failures itself
@@ -386,7 +404,7 @@ class Pipeline(Owner):
             try:
                 await self._run.close(failures)
             finally:
-                self._report(failures)
+                report(failures, self.device)
         await self._end_abandoned_run()
 
     async def _release(self, outcome: Outcome) -> None:

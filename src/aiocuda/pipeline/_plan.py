@@ -133,6 +133,22 @@ class Plan:
             )
         return self.names.index(name)
 
+    def reordered(self, names: Sequence[str]) -> Plan:
+        """Return the plan of the same stages in another order."""
+        order = several(names, "the order is a sequence of the stages' names, each once")
+        positions = [self._position(name, "the order") for name in order]
+        for name in self.names:
+            if order.count(name) != 1:
+                raise InvalidArgumentError(
+                    f"the order {', '.join(map(repr, order)) or 'of no stage'} has {name!r} {order.count(name)} times: "
+                    "name every stage once",
+                    stage=name,
+                )
+        groups = [[self.names[position] for position in group] for group in self.stream_groups]
+        return Plan(
+            [self.stages[position] for position in positions], groups, [self.names[each] for each in self.replayed]
+        )
+
     def longest_path(self, seconds: Sequence[float]) -> tuple[float, list[int]]:
         """Return the length of the longest path through the stages, which take these seconds, and its stages."""
         paths: list[tuple[float, list[int]]] = []

@@ -63,24 +63,38 @@ class PipelineResources:
     def __init__(self, device: Device, plan: Plan, depth: int, scope: Scope) -> None:
         self.device = device
         self.scope = scope
-        self.plan = plan
-        self.gates = [OrderedGate(stage.concurrency) for stage in plan.stages] if plan.awaits else []
         self.now = device.driver.now
         self.ring = PipelineRing(depth, now=self.now)
-        self.meter = meter_of(plan, depth)
         self.streams: list[Stream] = []
         self.queues: list[Queue] = []
         self.follow = resources_of(device).follow
         self.chain: Chain | None = None
-        self.numbers = itertools.count()
         self.blocking_watch: BlockingWatch | None = None
         self.host_use = HostUse()
         self._is_real = self.now is time.monotonic  # nothing of the host is measured in virtual time
-        self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
+        self._plan_items(plan)
         self._users = 0  # blocks that have the streams open
         self._closings = 0  # ends of the last block that close streams now
         self._device_is_late = False  # it did not finish with some memory in time
         self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
+
+    def _plan_items(self, plan: Plan) -> None:
+        """Make what is kept for each stage, by its position."""
+        self.plan = plan
+        self.gates = [OrderedGate(stage.concurrency) for stage in plan.stages] if plan.awaits else []
+        self.numbers = itertools.count()
+        self.meter = meter_of(plan, self.ring.depth)
+        self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with another plan of the same stages and groups. There is no item. The statistics restart."""
+        streams = dict(zip(self.plan.names, self.streams, strict=False))  # none, if they are not open
+        self._plan_items(plan)
+        self.reset_statistics()
+        self.ring.forget_replays()
+        if streams:
+            self.streams[:] = [streams[name] for name in plan.names]
+            self._connect()
 
     def begin_run(self) -> None:
         """Measure the use of the host until `end_run`; that of the GIL, if functions of the program run in threads."""
@@ -97,6 +111,11 @@ class PipelineResources:
             return None
         loop = [0.0] * len(self.plan.stages) if self.loop_times is None else self.loop_times.typical_seconds()
         return HostTimes(self.host_use.load(), loop, self.ring.busy_seconds / max(1, self.meter.items))
+
+    @property
+    def advises(self) -> bool:
+        """True if the program gets advice: not in virtual time, and not if `AIOCUDA_WARN` is 0."""
+        return resources_of(self.device).device_state.advises and self._is_real
 
     def reset_statistics(self) -> None:
         """Restart all times and counts."""
@@ -168,13 +187,18 @@ class PipelineResources:
             self._unbind()
             raise
         self.streams.extend(streams[position] for position in range(len(names)))
+        self._connect()
+
+    def _connect(self) -> None:
+        """Find what follows from the plan and the open streams."""
         self.queues = [queue_of(stream) for stream in self.streams]
         resources = resources_of(self.device)
         self.follow = resources.follow
+        self.chain = None
         if self.plan.is_plain and resources.checker is None:
             functions = [stage.function for stage in self.plan.stages]
-            self.chain = Chain(names, functions, self.streams, self.queues)
-        if self.plan.awaits and resources.device_state.advises and self._is_real:
+            self.chain = Chain(self.plan.names, functions, self.streams, self.queues)
+        if self.plan.awaits and self.advises:
             self.blocking_watch = BlockingWatch(resources.open_reactor().guard)
 
     async def _close_streams(self, streams: list[Stream]) -> None:

@@ -456,6 +456,11 @@ class PipelineRing(TripleBuffer):
         self._taken.add(slot)
         return slot
 
+    def forget_replays(self) -> None:
+        """Close the captured work of all slots, which are free. Stages that are replayed capture it again."""
+        for slot in self._free:
+            slot._contents.memory.forget_replays()
+
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
         new = self._slots[slot.number] = Slot(slot.number)

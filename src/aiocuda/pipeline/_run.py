@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._resources import PipelineResources
     from ._slot import Slot
 
-__all__ = ["ActiveRun", "PipelineRun", "as_source"]
+__all__ = ["MAX_AT_ONCE", "ActiveRun", "PipelineRun", "as_source"]
 
 #: Items begun without a turn of the loop: all items of a ring of 1 024 slots take 50 ms, and a turn may last 5 ms.
 MAX_AT_ONCE = 16

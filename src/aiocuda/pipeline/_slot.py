@@ -298,12 +298,14 @@ class Slot(ProcessLocal):
     def result(self, stage: str) -> Any:
         """Return what an earlier stage of the pipeline has returned for this item, with results for operations.
 
+        The buffer of `Stream.upload` is available as soon as the upload is enqueued, for stages that come after it.
+
         Raises
         ------
         InvalidArgumentError
             There is no such stage, or it has not been called yet.
         BusyError
-            Work that the stage enqueued is not done. A stage that awaits and comes after it always finds it done.
+            Other work that the stage enqueued is not done. A stage that awaits and comes after it always finds it done.
         """
         progress = self._contents.progress
         if progress is None:

@@ -11,6 +11,7 @@ from ..completion import Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..lowlevel import StreamOperation
+from ..memory import DeviceBuffer
 from ._slot import Slot
 
 __all__ = ["OnError", "Stage", "operations_of", "results_of"]
@@ -194,10 +195,18 @@ def results_of(stage: Stage, returned: Any) -> Any:
     Raises
     ------
     BusyError
-        An operation has not finished.
+        An operation that is no upload has not finished.
     """
     if isinstance(returned, (Operation, Event)):
-        return returned.result()
+        return _result_of(returned)
     if isinstance(returned, (list, tuple)) and operations_of(stage, returned):
-        return [one.result() for one in returned]
+        return [_result_of(one) for one in returned]
     return returned
+
+
+def _result_of(one: Operation[Any] | Event) -> Any:
+    """Return the result of an operation. The buffer of an upload exists from the enqueueing on."""
+    if isinstance(one, StreamOperation) and one.kind == "upload" and not one.done():
+        if isinstance(one.value, DeviceBuffer):
+            return one.value
+    return one.result()
