@@ -102,12 +102,13 @@ class SingleItems:
 
     async def _complete(self, item: PipelineItem, ticket: Ticket, place: SourceLine, awaits: bool) -> None:
         """Finish the item of a ticket, and set the ticket's outcome."""
+        loop = _get_running_loop()
         try:
             result = await self._finish(item, _next_turn(item.run_stages if awaits else None), place)
         except asyncio.CancelledError:
             ticket.fail(self._withdrawn(item), is_reported=True)
         except BaseException as error:
-            if not self._has_loop:
+            if _get_running_loop() is not loop:
                 raise
             failure = ticket.fail(error, is_reported=not unreported([error], self._resources.device))
             if failure is not None and isinstance(error, SkippedError):
@@ -126,11 +127,6 @@ class SingleItems:
         if self._resources.scope.left:
             return ClosedError(f"{name} was ended early: an exception, or a cancellation, has left the pipeline")
         return ClosedError(f"{name} was cancelled")
-
-    @property
-    def _has_loop(self) -> bool:
-        """False if the loop has been closed, and a coroutine of an item is collected: it cannot await."""
-        return _get_running_loop() is self._resources.scope.loop
 
     # -- from the slot to the end --------------------------------------------------------------------------------
 
@@ -167,7 +163,9 @@ class SingleItems:
                 await stages
                 result = await item.finish()
             except BaseException:
-                if self._has_loop:
+                if (
+                    _get_running_loop() is resources.scope.loop
+                ):  # else it was closed: a collected coroutine cannot await
                     await finish_shielded(settle_items([item], resources, place or SourceLine.of_caller()))
                 raise
             else:
