@@ -139,6 +139,16 @@ async def _closed(world: World) -> AsyncCoordinator:
     return coordinator
 
 
+def _stages(world: World) -> Pipeline:
+    return Pipeline(world.device, [Stage("up", _nothing), Stage("down", _nothing)])
+
+
+async def _closed_pipeline(world: World) -> Pipeline:
+    pipeline = _stages(world)
+    await pipeline.aclose()
+    return pipeline
+
+
 CASES = [
     Case(
         53,
@@ -340,6 +350,33 @@ CASES = [
         InvalidArgumentError,
         "depth 1",
     ),
+    *(
+        Case(
+            62,
+            f"order {order!r}",
+            each_of(lambda world, order: _stages(world).set_order(order), order),
+            error,
+            says,
+        )
+        for order, error, says in (
+            ("up", InvalidTypeError, "'up'"),
+            (None, InvalidTypeError, "None"),
+            ((), InvalidArgumentError, "'up' 0 times"),
+            (("up",), InvalidArgumentError, "'down' 0 times"),
+            (("up", "down", "up"), InvalidArgumentError, "'up' 2 times"),
+            (("up", "down", "left"), InvalidArgumentError, "'left'"),
+            (("down", 7), InvalidArgumentError, "7"),
+        )
+    ),
+    Case(
+        62,
+        "order of a closed pipeline",
+        lambda _, pipeline: pipeline.set_order(("down", "up")),
+        ClosedError,
+        "closed",
+        _closed_pipeline,
+    ),
+    Case(62, "submit to a closed pipeline", lambda _, one: one.submit(1), ClosedError, "closed", _closed_pipeline),
     Case(62, "no stage", lambda world, _: Pipeline(world.device, []), InvalidArgumentError, "at least one stage"),
     Case(63, "no function", lambda *_: Stage("a", 7), InvalidTypeError, "int"),  # type: ignore[arg-type]
     Case(

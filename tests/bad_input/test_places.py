@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiocuda
+from aiocuda import pipeline
 from aiocuda.driver.host import HostDriver
 from tests.bad_input.things import Setting, set_up
 from tests.helpers import in_a_child, in_thread, quickly
@@ -43,7 +44,8 @@ USES: dict[str, tuple[Callable[[Setting], Any], Callable[[Setting, Any], Any]]] 
     "`TripleBuffer`": (lambda s: s.ring, lambda s, ring: ring.acquire()),
     "`MicroBatcher`": (lambda s: s.batcher, lambda s, batcher: batcher.submit_nowait(1)),
     "`ManagedContext`": (lambda s: s.context, lambda s, context: context.stream("compute")),
-    "`Pipeline`": (lambda s: s.pipeline, lambda s, pipeline: pipeline.execute_iteration(1)),
+    "`Pipeline`": (lambda s: s.pipeline, lambda s, one: one.execute_iteration(1)),
+    "`Ticket`": (lambda s: pipeline.Ticket(0), lambda s, ticket: ticket.wait()),
 }
 
 

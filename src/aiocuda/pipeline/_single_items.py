@@ -163,9 +163,7 @@ class SingleItems:
                 await stages
                 result = await item.finish()
             except BaseException:
-                if (
-                    _get_running_loop() is resources.scope.loop
-                ):  # else it was closed: a collected coroutine cannot await
+                if _get_running_loop() is resources.scope.loop:  # else the coroutine is collected, and cannot await
                     await finish_shielded(settle_items([item], resources, place or SourceLine.of_caller()))
                 raise
             else:

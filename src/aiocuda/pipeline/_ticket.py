@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -32,11 +33,12 @@ class Ticket(ProcessLocal):
         The item's number among those of `Pipeline.submit` and `Pipeline.execute_iteration`, from 0.
     """
 
-    __slots__ = ("_error", "_failure", "_loop", "_result", "_state", "_waiters", "index")
+    __slots__ = ("_error", "_failure", "_loop", "_process", "_result", "_state", "_waiters", "index")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._state = "begun"
         self._result: Any = None
         self._error: BaseException | None = None
@@ -141,7 +143,8 @@ class Ticket(ProcessLocal):
 
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:
-            raise wrong_loop(self._loop, "this ticket", "await it in the loop that has submitted its item")
+            cure = "await it in the loop that has submitted its item"
+            raise wrong_loop(self._loop, "this ticket", cure, self._process)
 
     # -- mistakes ------------------------------------------------------------------------------------------------
 
