@@ -230,6 +230,19 @@ async def stage_of_a_single_item(device: Device, user: User) -> None:
     await pipeline.aclose()
 
 
+@place
+async def stage_of_a_ticket(device: Device, user: User) -> None:
+    pipeline = Pipeline(device, [Stage("user", user), Stage("fill", fill)])
+
+    async def submit() -> None:
+        await (await pipeline.submit(1.0))
+
+    user.assert_raised(await outcome(submit()))
+    user.broken = False
+    await submit()
+    await pipeline.aclose()
+
+
 class Source:
     """An iterable of three items. It raises before the second item, or when the iteration begins."""
 

@@ -6,10 +6,11 @@ import asyncio
 import contextvars
 import os
 from collections.abc import Callable, Generator
+from types import TracebackType
 from typing import Any, NoReturn
 
 from .._base._checks import check_callback
-from .._base._failure import Failure, Poison, raisable
+from .._base._failure import Failure, Poison
 from .._base._mistakes import lacks
 from .._base._scope import wrong_loop
 from .._base._types import ProcessLocal
@@ -33,7 +34,8 @@ class Ticket(ProcessLocal):
         The item's number among those of `Pipeline.submit` and `Pipeline.execute_iteration`, from 0.
     """
 
-    __slots__ = ("_error", "_failure", "_loop", "_process", "_result", "_state", "_waiters", "index")
+    __slots__ = ("_error", "_failure", "_loop", "_process", "_result", "_state", "_traceback",
+                 "_waiters", "index")  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -42,6 +44,7 @@ class Ticket(ProcessLocal):
         self._state = "begun"
         self._result: Any = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None  # of the error, where the stage raised it
         self._failure: Failure | None = None  # until a caller has received it
         self._waiters: Waiters[asyncio.Future[None] | Callback] = Waiters()
 
@@ -65,7 +68,7 @@ class Ticket(ProcessLocal):
         if error is None:
             return self._result
         try:
-            raise error from error.__cause__
+            raise error.with_traceback(self._traceback)  # the same for each caller, as of an asyncio future
         finally:
             del error  # otherwise the error would hold itself, by this frame
 
@@ -76,7 +79,7 @@ class Ticket(ProcessLocal):
         if self._failure is not None:
             self._failure.poison.delivered = True
             self._failure = None
-        return None if self._error is None else raisable(self._error)
+        return self._error
 
     def cancelled(self) -> bool:
         """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
@@ -124,7 +127,7 @@ class Ticket(ProcessLocal):
 
         Unless it ``is_reported``, return the object that reports it to the loop if no caller receives it.
         """
-        self._error = error
+        self._error, self._traceback = error, error.__traceback__
         failure = None
         if not is_reported:
             failure = self._failure = Poison(error, self._loop, f"item {self.index} of a pipeline").failure()
