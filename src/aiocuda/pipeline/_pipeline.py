@@ -184,8 +184,8 @@ class Pipeline(Owner):
     async def execute_iteration(self, item: Any) -> Any:
         """Take one item through all stages, and return the last stage's result.
 
-        Concurrent calls overlap. Their items go through the stages in the order of the calls. The slot is free when
-        this returns. Parts of the result in its memory are copied, as in `run`.
+        Concurrent calls overlap; for a plain loop, use `submit`. The items go through the stages in the order of the
+        calls. The slot is free when this returns. Parts of the result in its memory are copied, as in `run`.
 
         Raises
         ------
