@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceBuffer, UnsupportedError, WrongDeviceError
+from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
 from aiocuda._base._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
+from aiocuda.memory import LimitResource, StatisticsResource, TrackingResource
 from tests.helpers import AFFINE, quickly
 
 pytestmark = pytest.mark.asyncio
@@ -84,6 +85,26 @@ async def test_migrations_are_recorded_and_a_prefetch_is_suggested(device: Devic
         assert (await quickly(stream.download(buffer)) == 2).all()
         assert buffer.migrations()[-1].asked
         assert buffer.suggest_prefetch() == ()
+
+
+async def test_one_limit_counts_device_and_unified_memory(device: Device) -> None:
+    """H6: adaptors see unified allocations; a refusal names the limit, and freed memory does not count."""
+    tracking = device.memory.use(TrackingResource)
+    counts = device.memory.use(StatisticsResource)
+    limit = device.memory.use(lambda upstream: LimitResource(upstream, 3000))
+    async with device.stream() as stream:
+        shared, plain = device.unified(1000, np.uint8), stream.empty(1500, np.uint8)
+        with pytest.raises(DeviceOutOfMemory) as caught:
+            device.unified(501, np.uint8)
+        assert (caught.value.requested, caught.value.live) == (501, 2500)
+        with pytest.raises(DeviceOutOfMemory):
+            stream.empty(501, np.uint8)
+        assert (limit.live_bytes, counts.statistics().live_bytes) == (2500, 2500)
+        assert [allocation.kind for allocation in tracking.live()] == ["unified", "device"]
+        shared.free()
+        stream.empty(1500, np.uint8).free()
+        plain.free()
+        assert (limit.live_bytes, counts.statistics().live_bytes, tracking.live()) == (0, 0, [])
 
 
 class Bare(HostDriver):

@@ -14,6 +14,7 @@ from aiocuda.memory import (
     FailingResource,
     LimitResource,
     MemoryResource,
+    Reservation,
     ScrubbingResource,
     SizeClassResource,
     StatisticsResource,
@@ -71,11 +72,21 @@ class _LiveCounter(Adaptor):
         self._fresh.discard(address)
         self.reused.discard(address)
 
+    def reserve(self, nbytes: int, kind: str) -> Reservation:
+        reservation = super().reserve(nbytes, kind)
+        self.live += nbytes
+        return reservation
+
+    def unreserve(self, reservation: Reservation) -> None:
+        super().unreserve(reservation)
+        self.live -= reservation.nbytes
+
 
 class _AdaptorChain:
     """The adaptors between the program and the pool of one device, chosen by chance."""
 
     def __init__(self, actions: Actions, device: Device) -> None:
+        self._memory = device.memory
         self.limit: LimitResource | None = None
         self.scrubbing: ScrubbingResource | None = None
         self.statistics: StatisticsResource | None = None
@@ -107,6 +118,8 @@ class _AdaptorChain:
         live = self.top.live
         if self.limit is not None and self.limit.live_bytes != live:
             yield f"P17 {self.limit!r} counts {self.limit.live_bytes} live bytes, and there are {live}"
+        if self._memory.live_bytes != live:
+            yield f"P17 {self.top!r} counts {live} live bytes, and the program holds {self._memory.live_bytes}"
         if self.statistics is not None:
             counted = self.statistics.statistics().live_bytes
             if counted != live:

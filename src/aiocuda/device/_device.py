@@ -209,7 +209,7 @@ class Device(Owner):
     def unified(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> UnifiedBuffer:
         """Return managed memory, uninitialised: one address for the host and the device. ``cuMemAllocManaged``.
 
-        Freed memory is kept for later allocations of the same size, up to 256 MiB.
+        Freed memory is kept for later allocations of the same size, up to 256 MiB. Adaptors of `memory` count it.
 
         Raise `UnsupportedError` if ``device.properties.managed_memory`` is False, `DeviceOutOfMemory` if there is not
         enough memory.

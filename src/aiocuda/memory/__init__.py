@@ -9,7 +9,7 @@ from __future__ import annotations
 from ._allocator import DeviceMemory
 from ._buffer import DeviceBuffer
 from ._pinned import PinnedBuffer
-from ._resource import MemoryResource, PoolResource
+from ._resource import MemoryResource, PoolResource, Reservation
 from ._unified import UnifiedBuffer
 from .adaptors import (
     Adaptor,
@@ -33,6 +33,7 @@ __all__ = [
     "MemoryResource",
     "PinnedBuffer",
     "PoolResource",
+    "Reservation",
     "ResourceStatistics",
     "ScrubbingResource",
     "SizeClassResource",

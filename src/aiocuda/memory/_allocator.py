@@ -30,8 +30,8 @@ from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
 from ._managed import ManagedPool
-from ._resource import MemoryResource, as_address
-from ._supply import AnyResource, Kept, Supply
+from ._resource import MemoryResource, Reservation, as_address, reserve
+from ._supply import AnyResource, Kept, Supply, T
 from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class DeviceMemory(MemoryFields):
             address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
-            address = supply.allocate_trimmed(nbytes, stream, self.live_bytes, self.device_state.properties.name)
+            address = self._trimmed(lambda: resource.allocate(nbytes, stream), nbytes)
         if type(address) is not int or address <= 0:
             address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
@@ -147,6 +147,18 @@ class DeviceMemory(MemoryFields):
     def unified(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
         """Return a buffer of managed memory. ``cuMemAllocManaged``."""
         return UnifiedBuffer(self.managed, self.managed.block(reactor, shape, dtype), 0, shape, dtype)
+
+    def reserve(self, reactor: Reactor, nbytes: int) -> tuple[MemoryResource, Reservation]:
+        """Ask the resource in use for managed memory. Return it, since the reservation goes back to it."""
+        resource = self._supply.resource
+        try:
+            return resource, reserve(resource, nbytes, "unified")
+        except DeviceOutOfMemory:
+            self.sweep(reactor)
+            return resource, self._trimmed(lambda: reserve(resource, nbytes, "unified"), nbytes)
+
+    def _trimmed(self, allocate: Callable[[], T], nbytes: int) -> T:
+        return self._supply.trimmed(allocate, nbytes, self.live_bytes, self.device_state.properties.name)
 
     def _free_unmarked(self, block: Block, queue: StreamQueue) -> None:
         """Free a new block and raise the error, if no event could be recorded after its allocation.
@@ -371,7 +383,7 @@ class DeviceMemory(MemoryFields):
     def close(self, reactor: Reactor) -> Callable[[], None]:
         """Free all memory; the device has finished all work. Return a function for the part that may block."""
         self.abandon()
-        viewed, free_managed = self.managed.close()
+        viewed, free_managed = self.managed.close(reactor)
         if viewed:
             text = f"{viewed} arrays of managed memory outlive their device: their memory stays allocated"
             warnings.warn(text, CleanupWarning, stacklevel=2)
@@ -414,7 +426,10 @@ class DeviceMemory(MemoryFields):
 
     @property
     def resource(self) -> MemoryResource:
-        """The resource that device memory comes from: the driver's pool, unless `use` has put an adaptor before it."""
+        """The resource that device memory comes from: the driver's pool, unless `use` has put an adaptor before it.
+
+        Adaptors count unified memory, too.
+        """
         return self._supply.resource
 
     def use(self, build: Callable[[MemoryResource], AnyResource]) -> AnyResource:
@@ -479,7 +494,7 @@ class DeviceMemory(MemoryFields):
         """Return a snapshot of the counts."""
         self.look()
         by_class: dict[int, int] = {}
-        for nbytes in [*(record[0] for record in list(self.live.values())), *list(self.managed.live.values())]:
+        for nbytes, *_ in [*list(self.live.values()), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         reserved = 0 if self.closed or self.driver.fault else self.driver.pool_reserved(self.device_state.device)

@@ -21,6 +21,7 @@ from ._block import Block, DroppedBlock, ExternalUse
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._host_view import HostView
 from ._migrations import PAGE, Migrations
+from ._resource import MemoryResource, Reservation, unreserve
 
 if TYPE_CHECKING:
     from .._core import Operation
@@ -101,7 +102,7 @@ class ManagedPool:
     reactor
         Returns the reactor of the running loop; raises if the device has been closed.
     live
-        The live blocks: address → requested bytes.
+        The live blocks: address → (requested bytes, the resource that they count for, its reservation).
     advised
         By address, the calls of ``cuMemAdvise`` that undo the advice given for a live block. They are made before the
         memory is used again.
@@ -129,7 +130,7 @@ class ManagedPool:
         self.device = memory.device
         self.reactor = reactor
         self._newest_unfinished = newest_unfinished
-        self.live: dict[int, int] = {}
+        self.live: dict[int, tuple[int, MemoryResource, Reservation]] = {}
         self.advised: dict[int, set[tuple[Advice, int]]] = {}
         self.dropped: list[DroppedBlock] = []
         self.closed = False
@@ -155,12 +156,18 @@ class ManagedPool:
             raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
         nbytes = math.prod(shape) * dtype.itemsize
         self.sweep(reactor, SWEEP_LIMIT)
-        address = self._allocate(reactor, nbytes) if nbytes else 0
+        if not nbytes:
+            return ManagedBlock(self, 0, 0, shape, dtype)
+        resource, reservation = self._memory.reserve(reactor, nbytes)
+        try:
+            address = self._allocate(reactor, nbytes)
+        except BaseException:
+            reactor.guard(unreserve, resource, reservation)
+            raise
         block = ManagedBlock(self, address, nbytes, shape, dtype)
-        if nbytes:
-            self.live[address] = nbytes
-            self._blocks[address] = weakref.ref(block)
-            self._memory.count_bytes(nbytes)
+        self.live[address] = nbytes, resource, reservation
+        self._blocks[address] = weakref.ref(block)
+        self._memory.count_bytes(nbytes)
         return block
 
     def _allocate(self, reactor: Reactor, nbytes: int) -> int:
@@ -262,11 +269,11 @@ class ManagedPool:
 
     def _reuse(self, reactor: Reactor, address: int) -> None:
         """Keep unused memory for the next buffer, without its advice; or free it if too much is kept."""
-        nbytes = self.live.pop(address, None)
-        if nbytes is None:
+        record = self.live.pop(address, None)
+        if record is None:
             return
         self._blocks.pop(address, None)
-        self._memory.count_bytes(-nbytes)
+        self._memory.count_bytes(-record[0])
         size = self._sizes[address]
         advised = self.advised.pop(address, None)
         if advised is not None:
@@ -275,6 +282,7 @@ class ManagedPool:
             reactor.jobs.start(lambda: self._free(address), reactor.jobs.report_unawaited)
         else:
             self._keep(address, size)
+        reactor.guard(unreserve, *record[1:])
 
     def _keep(self, address: int, size: int) -> None:
         self._idle.setdefault(size, []).append(address)
@@ -308,7 +316,7 @@ class ManagedPool:
         self.deferred_frees.clear()
         self.dropped.clear()
 
-    def close(self) -> tuple[int, Callable[[], None]]:
+    def close(self, reactor: Reactor) -> tuple[int, Callable[[], None]]:
         """Close; the device has finished all work. Return (number of viewed buffers, a function that frees the others).
 
         The function may block. Memory that NumPy arrays or other libraries use stays allocated, and live.
@@ -318,7 +326,9 @@ class ManagedPool:
         viewed = {block.address for block in blocks if block is not None and block.viewed}
         viewed |= self.exports.addresses() & self.live.keys()
         for address in set(self.live) - viewed:
-            self._memory.count_bytes(-self.live.pop(address))
+            nbytes, resource, reservation = self.live.pop(address)
+            self._memory.count_bytes(-nbytes)
+            reactor.guard(unreserve, resource, reservation)
         unused = [address for address in self._sizes if address not in viewed]
         self._idle.clear()
 

@@ -7,6 +7,7 @@ other, and each has one task (`aiocuda.memory.adaptors`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from .._base._checks import as_integer
@@ -14,7 +15,16 @@ from ..completion._stream_queue import is_captured
 from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["MemoryResource", "PoolResource", "as_address", "chain", "is_resource"]
+__all__ = [
+    "MemoryResource",
+    "PoolResource",
+    "Reservation",
+    "as_address",
+    "chain",
+    "is_resource",
+    "reserve",
+    "unreserve",
+]
 
 
 @runtime_checkable
@@ -46,6 +56,31 @@ class MemoryResource(Protocol):
 
     def release(self, stream: int) -> None:
         """Keep no memory for this stream: it is about to be destroyed. Later calls name other streams."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reservation:
+    """Memory that counts as allocated from a resource, although it comes from elsewhere. Two are never equal.
+
+    Attributes
+    ----------
+    nbytes
+        The requested size.
+    kind
+        Of the memory: ``"unified"``.
+    """
+
+    nbytes: int
+    kind: str
+
+
+@runtime_checkable
+class _Reserving(Protocol):
+    """A resource that is asked for memory that it does not allocate; see `Adaptor`."""
+
+    def reserve(self, nbytes: int, kind: str) -> Reservation: ...
+
+    def unreserve(self, reservation: Reservation) -> None: ...
 
 
 class PoolResource:
@@ -119,3 +154,28 @@ def chain(resource: Any) -> Iterator[Any]:
     while resource is not None:
         yield resource
         resource = getattr(resource, "upstream", None)
+
+
+def reserve(resource: object, nbytes: int, kind: str) -> Reservation:
+    """Ask a resource and those that it wraps for memory of another kind. Resources without `reserve` are passed over.
+
+    If one of them refuses, its error is raised, and nothing is reserved.
+    """
+    for each in chain(resource):
+        if isinstance(each, _Reserving):
+            reservation = each.reserve(nbytes, kind)
+            if not isinstance(reservation, Reservation):
+                raise InvalidTypeError(
+                    f"reserve of {each!r} returned {reservation!r}, which is no Reservation: return the one that "
+                    "super().reserve(nbytes, kind) returns"
+                )
+            return reservation
+    return Reservation(nbytes, kind)
+
+
+def unreserve(resource: object, reservation: Reservation) -> None:
+    """End a reservation that `reserve` has returned for the same resource."""
+    for each in chain(resource):
+        if isinstance(each, _Reserving):
+            return each.unreserve(reservation)
+    return None

@@ -24,6 +24,7 @@ LARGEST_KEPT = 1 << 20
 MOST_KEPT = 4 << 20
 
 AnyResource = TypeVar("AnyResource", bound=MemoryResource)
+T = TypeVar("T")
 
 #: Of memory that was freed into an adaptor and not into the driver's pool: (the stream that it was freed in, the
 #: operation after which other streams may use it). None as the operation: other streams need not wait.
@@ -94,14 +95,14 @@ class Supply:
         self.source = self.free_lists if resource is self.pool else resource
         return resource
 
-    def allocate_trimmed(self, nbytes: int, stream: int, live: int, name: str) -> int:
+    def trimmed(self, allocate: Callable[[], T], nbytes: int, live: int, name: str) -> T:
         """Free unused memory and allocate once more, after an allocation that found no room."""
         # This may take a millisecond on the loop. But it is rare, the allocation would fail otherwise, and it does not
         # wait for other work.
         freed = self.trim(0)
         log("info", "memory_trimmed", device=name, freed_bytes=freed, requested_bytes=nbytes)
         try:
-            return self.source.allocate(nbytes, stream)
+            return allocate()
         except DeviceOutOfMemory as error:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)

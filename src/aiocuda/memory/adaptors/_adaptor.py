@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidTypeError
-from .._resource import MemoryResource, is_resource
+from .._resource import MemoryResource, Reservation, is_resource, reserve, unreserve
 
 __all__ = ["Adaptor"]
 
@@ -32,6 +32,18 @@ class Adaptor:
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
         self.upstream.deallocate(address, nbytes, stream)
+
+    def reserve(self, nbytes: int, kind: str) -> Reservation:
+        """Count ``nbytes`` > 0 bytes that come from elsewhere; ``kind`` is ``"unified"``. Return the reservation.
+
+        Raise `aiocuda.DeviceOutOfMemory` to refuse: caches are trimmed, and the call is repeated once. This method
+        asks the next resource of the chain that has `reserve` and `unreserve`; an override calls it.
+        """
+        return reserve(self.upstream, nbytes, kind)
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """End a reservation: the memory has been freed. An error is reported, and the call is not repeated."""
+        unreserve(self.upstream, reservation)
 
     def trim(self, keep: int = 0) -> None:
         """See `MemoryResource`. **May block.**"""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ..._base._arrays import as_bytes
 from ...errors import DeviceOutOfMemory, InvalidArgumentError
-from .._resource import MemoryResource
+from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
 
 __all__ = ["LimitResource"]
 
 
 class LimitResource(Adaptor):
-    """Refuses allocations that would make more than ``limit`` bytes live.
+    """Refuses allocations, of unified memory too, that would make more than ``limit`` bytes live.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class LimitResource(Adaptor):
     Attributes
     ----------
     live_bytes : int
-        Allocated and not freed.
+        Allocated and not freed, device memory and unified memory together.
     """
 
     def __init__(self, upstream: MemoryResource, limit: int) -> None:
@@ -48,6 +48,22 @@ class LimitResource(Adaptor):
         """See `MemoryResource`."""
         self.upstream.deallocate(address, nbytes, stream)
         self.live_bytes -= nbytes
+
+    def reserve(self, nbytes: int, kind: str) -> Reservation:
+        """See `Adaptor`. Beyond the limit: as `allocate`."""
+        self.live_bytes += nbytes
+        try:
+            if self.live_bytes > self.limit:
+                raise self._beyond(nbytes)
+            return super().reserve(nbytes, kind)
+        except BaseException:
+            self.live_bytes -= nbytes
+            raise
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """See `Adaptor`."""
+        self.live_bytes -= reservation.nbytes  # before the call: if that fails, it is not repeated
+        super().unreserve(reservation)
 
     def _beyond(self, nbytes: int) -> DeviceOutOfMemory:
         live = self.live_bytes - nbytes

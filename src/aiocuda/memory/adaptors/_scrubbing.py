@@ -12,7 +12,8 @@ __all__ = ["ScrubbingResource"]
 class ScrubbingResource(Adaptor):
     """Fills memory when it is freed, when it is allocated, or both: on the device, in the order of the stream.
 
-    ``cuMemsetD8Async``: 1 GiB takes 0.3 ms of an H200's memory bandwidth. The host does not wait.
+    ``cuMemsetD8Async``: 1 GiB takes 0.3 ms of an H200's memory bandwidth. The host does not wait. Unified memory
+    is not filled.
 
     Parameters
     ----------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._resource import MemoryResource
+from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
 
 __all__ = ["ResourceStatistics", "StatisticsResource"]
 
 
 class ResourceStatistics(NamedTuple):
-    """The allocations that have passed one position of the chain.
+    """The allocations, those of unified memory too, that have passed one position of the chain.
 
     Attributes
     ----------
@@ -46,16 +46,37 @@ class StatisticsResource(Adaptor):
         except BaseException:
             self._refusals += 1
             raise
-        self._allocations += 1
-        self._classes[(nbytes - 1).bit_length()] += nbytes
-        self._live += nbytes
-        if self._live > self._peak:
-            self._peak = self._live
+        self._allocated(nbytes)
         return address
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
         self.upstream.deallocate(address, nbytes, stream)
+        self._deallocated(nbytes)
+
+    def reserve(self, nbytes: int, kind: str) -> Reservation:
+        """See `Adaptor`."""
+        try:
+            reservation = super().reserve(nbytes, kind)
+        except BaseException:
+            self._refusals += 1
+            raise
+        self._allocated(nbytes)
+        return reservation
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """See `Adaptor`."""
+        self._deallocated(reservation.nbytes)
+        super().unreserve(reservation)
+
+    def _allocated(self, nbytes: int) -> None:
+        self._allocations += 1
+        self._classes[(nbytes - 1).bit_length()] += nbytes
+        self._live += nbytes
+        if self._live > self._peak:
+            self._peak = self._live
+
+    def _deallocated(self, nbytes: int) -> None:
         self._deallocations += 1
         self._classes[(nbytes - 1).bit_length()] -= nbytes
         self._live -= nbytes

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..._base._types import SourceLine
-from .._resource import MemoryResource
+from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
 
 __all__ = ["Allocation", "TrackingResource"]
 
 
 class Allocation(NamedTuple):
-    """A live block."""
+    """A live block. ``address`` and ``stream`` are 0 for unified memory."""
 
     address: int
     nbytes: int
     stream: int
     site: str  #: ``file:line`` of the innermost frame outside aiocuda and asyncio
+    kind: str = "device"  #: or ``"unified"``
 
 
 class TrackingResource(Adaptor):
@@ -30,7 +31,7 @@ class TrackingResource(Adaptor):
 
     def __init__(self, upstream: MemoryResource) -> None:
         super().__init__(upstream)
-        self._live: dict[int, Allocation] = {}
+        self._live: dict[int | Reservation, Allocation] = {}  # by address, or by reservation
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`."""
@@ -49,6 +50,17 @@ class TrackingResource(Adaptor):
             if allocation is not None:
                 self._live[address] = allocation
             raise
+
+    def reserve(self, nbytes: int, kind: str) -> Reservation:
+        """See `Adaptor`."""
+        reservation = super().reserve(nbytes, kind)
+        self._live[reservation] = Allocation(0, nbytes, 0, str(SourceLine.of_caller()), kind)
+        return reservation
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """See `Adaptor`."""
+        self._live.pop(reservation, None)
+        super().unreserve(reservation)
 
     def live(self) -> list[Allocation]:
         """Return the live blocks, the oldest first."""
