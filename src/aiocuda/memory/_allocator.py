@@ -12,6 +12,7 @@ import warnings
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -129,7 +130,7 @@ class DeviceMemory(MemoryFields):
             address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
-            address = self._trimmed(lambda: resource.allocate(nbytes, stream), nbytes)
+            address = self._trimmed(partial(resource.allocate, nbytes, stream), nbytes)
         if type(address) is not int or address <= 0:
             address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
@@ -155,7 +156,7 @@ class DeviceMemory(MemoryFields):
             return resource, reserve(resource, nbytes, "unified")
         except DeviceOutOfMemory:
             self.sweep(reactor)
-            return resource, self._trimmed(lambda: reserve(resource, nbytes, "unified"), nbytes)
+            return resource, self._trimmed(partial(reserve, resource, nbytes, "unified"), nbytes)
 
     def _trimmed(self, allocate: Callable[[], T], nbytes: int) -> T:
         return self._supply.trimmed(allocate, nbytes, self.live_bytes, self.device_state.properties.name)
