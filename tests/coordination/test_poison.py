@@ -408,7 +408,7 @@ async def test_a_buffer_that_dies_while_poisoned_leaves_no_record(coordinator: A
     coordinator._scheduler.unread.clear()
     await until(lambda: (gc.collect(), not any(block() for block in dying))[1], "the buffers are gone")
     assert len(coordinator._scheduler.graph) == 0
-    assert len(coordinator._scheduler.graph._poisoned) == 0
+    assert not coordinator._scheduler.graph._poisoned
 
 
 async def test_a_closed_coordinator_leaves_no_poison(device: Device) -> None:
