@@ -73,7 +73,7 @@ class EventPool(ProcessLocal):
         self._watch = DeviceWatch(self._check_waiters)
 
     def acquire_nowait(self, timing: bool = False) -> Event:
-        """Return an event that is not recorded yet. Raise `QueueFullError` if all of them, or of its kind, are lent."""
+        """Return an event that is not recorded yet. Raise `QueueFullError` if all, or all of the kind, are lent."""
         self._check()
         timing = flag(timing, "timing")
         if not self._has_room(timing):
