@@ -48,7 +48,7 @@ _ONE_IN = 7
 
 
 def features_of(seed: int) -> list[str]:
-    """Return the names of the features that a program uses. Four in ten programs use none."""
+    """Return the names of the features that a program uses. One program in nine uses none."""
     chance = random.Random(f"aiocuda kinds {seed}")
     return [feature for feature in _ACTIONS if chance.random() < 1 / _ONE_IN]
 
