@@ -20,9 +20,11 @@ from aiocuda import (
     ClosedError,
     CycleError,
     Device,
+    InvalidArgumentError,
     InvalidTypeError,
     SkippedError,
     Stream,
+    WrongDeviceError,
     open_device,
 )
 from aiocuda.coordination._node import KINDS, PRIORITIES
@@ -151,6 +153,33 @@ async def test_priority_of_a_waiting_operation_can_be_changed(device: Device) ->
         assert third.stream.priority == "high"
         with pytest.raises(BusyError, match="has ended"):
             third.priority = "low"
+
+
+async def test_wrong_shapes_dtypes_and_devices_are_refused_at_registration() -> None:
+    """E13: for every method; no operation is registered."""
+    driver = HostDriver(devices=2)
+    async with open_device(0, driver=driver) as one, open_device(1, driver=driver) as other:
+        async with AsyncCoordinator(one) as coordinator, one.stream() as stream, other.stream() as distant:
+            near, short = stream.empty(ITEMS, np.uint32), stream.empty(3, np.uint32)
+            floats, far = stream.empty(ITEMS, np.float32), distant.empty(ITEMS, np.uint32)
+            calls: list[tuple[type[Exception], Callable[[], object]]] = [
+                (InvalidArgumentError, lambda: coordinator.upload(ONES, short)),
+                (InvalidTypeError, lambda: coordinator.upload(ONES, floats)),
+                (WrongDeviceError, lambda: coordinator.upload(ONES, far)),
+                (WrongDeviceError, lambda: coordinator.upload(ONES, near, stream=distant)),
+                (InvalidTypeError, lambda: coordinator.compute(BUMP, 1, 32, near)),
+                (InvalidTypeError, lambda: coordinator.compute(BUMP, 1, 32, floats, 1, ITEMS)),
+                (WrongDeviceError, lambda: coordinator.compute(BUMP, 1, 32, far, 1, ITEMS)),
+                (InvalidArgumentError, lambda: coordinator.download(near, np.empty(3, np.uint32))),
+                (InvalidTypeError, lambda: coordinator.download(near, np.empty(ITEMS, np.float32))),
+                (WrongDeviceError, lambda: coordinator.download(far)),
+            ]
+            for error, call in calls:
+                with pytest.raises(error):
+                    call()
+            assert coordinator.statistics().registered == 0
+            await quickly(coordinator.upload(ONES, far, stream=distant))
+    driver.close()
 
 
 async def test_after_takes_nodes_of_other_coordinators() -> None:

@@ -58,7 +58,7 @@ class GivenGroupActions:
             pool = await stack.enter_async_context(StreamPool(device, maximum=1))
             lease = await stack.enter_async_context(pool.stream())
             streams.append(lease)
-        if actions.below(4) == 0:
+        if actions.below(4) == 0 and device.asynchronous:  # the default stream is not imported
             foreign = await stack.enter_async_context(device.stream())
             streams.append(Stream.from_handle(device, internals.stream_handle(foreign)))
         buffers = {stream: stream.empty(16, np.uint32) for stream in streams}

@@ -42,6 +42,7 @@ cdef class Estimate:
     cdef Estimate _after_wait
     cpdef caught(self, double sample)
     cpdef overslept(self, double bound)
+    cpdef shorten(self, double factor)
     cpdef overdue(self, double bound)
 
 cdef class _Instant(Estimate):
@@ -63,7 +64,7 @@ cdef class Turn:
 cdef class Watch:
     cdef public object armed
     cdef public bint attended, polling
-    cdef public double poll_from, poll_until, since
+    cdef public double poll_from, poll_until, predicted, since
 
 cdef class DeviceFields:
     cdef public object driver, listeners
@@ -172,7 +173,8 @@ cdef class Ring:
     @cython.locals(answer=cython.int)
     cdef bint _is_done(self, Lease lease) except -1
     @cython.locals(busy=cython.double, blind=cython.double)
-    cdef _after_resolving(self, Estimate sampled, double start, Py_ssize_t timed, double now)
+    cdef _learn_from_mixture(self, QueuedOperation first, QueuedOperation last, double now)
+    cdef _after_resolving(self, Estimate sampled, QueuedOperation first, QueuedOperation last, Py_ssize_t timed, double now)
 
 cdef class BoundCall:
     cdef public Ring queue

@@ -62,6 +62,11 @@ class Estimate:
         if self.seconds is None or bound < self.seconds:
             self.seconds = bound
 
+    def shorten(self, factor: float) -> None:
+        """Scale the estimate: together with operations of other kinds, its operations took less time than predicted."""
+        if self.seconds is not None:
+            self.seconds *= factor
+
     def overdue(self, bound: float) -> None:
         """Add a sample of a parked operation that exceeded its estimate, and ended shortly before ``bound``."""
         if self.seconds is None:
@@ -80,6 +85,9 @@ class _Instant(Estimate):
         """Do nothing."""
 
     def overslept(self, bound: float) -> None:
+        """Do nothing."""
+
+    def shorten(self, factor: float) -> None:
         """Do nothing."""
 
     def overdue(self, bound: float) -> None:

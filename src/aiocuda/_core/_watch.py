@@ -25,13 +25,15 @@ class Watch:
         The plan, in seconds by the driver's clock.
     since : float
         The time at which the plan was made.
+    predicted : float
+        The predicted end of the awaited operation; 0.0 if it is unknown.
     armed : ArmedNotifier or None
         The notifier that is armed for the queue.
     """
 
-    __slots__ = ("armed", "attended", "poll_from", "poll_until", "polling", "since")
+    __slots__ = ("armed", "attended", "poll_from", "poll_until", "polling", "predicted", "since")
 
     def __init__(self) -> None:
         self.attended = self.polling = False
-        self.poll_from = self.poll_until = self.since = 0.0
+        self.poll_from = self.poll_until = self.since = self.predicted = 0.0
         self.armed: ArmedNotifier | None = None

@@ -229,6 +229,7 @@ class Reactor(ReactorFields):
         self.attended[queue] = None
         queue.watch.attended = True
         now = queue.watch.since = self.device_state.driver.now()
+        queue.watch.predicted = expected or 0.0
         queue.watch.poll_from, queue.watch.poll_until = self.device_state.policy.plan(now, expected, spread)
         self._ticked.pop(queue, None)
         if queue.watch.poll_from <= now:

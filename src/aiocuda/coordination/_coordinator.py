@@ -20,7 +20,7 @@ from ..completion import Operation
 from ..device import Device, Event
 from ..errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
-from ..lowlevel import StreamOperation, as_source, as_target, block_of, launch_converted, queue_of, resources_of
+from ..lowlevel import Block, StreamOperation, as_source, as_target, block_of, launch_converted, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
@@ -356,6 +356,8 @@ class AsyncCoordinator(Owner):
     ) -> None:  # fmt: skip
         """Add the edges of a node, and register it. ``uploads`` are nodes that were passed instead of their buffers."""
         scheduler = self._scheduler
+        if accesses and node.work is not None and node.role != "host":
+            self._check_devices(node.stream, accesses)
         for upload in uploads:
             node.depend_on(
                 upload, upload.value is None
@@ -370,6 +372,15 @@ class AsyncCoordinator(Owner):
         scheduler.register(node, accesses)
         if not scheduler.number & SAMPLED:
             scheduler.overhead += scheduler.driver.now() - began
+
+    def _check_devices(self, stream: Stream | None, accesses: list[Access]) -> None:
+        """Raise `WrongDeviceError` if a stream that the node may get cannot use its buffers."""
+        resources = self._resources if stream is None else resources_of(stream.device)
+        index, driver = resources.index, resources.driver
+        for access in accesses:
+            memory = access[0]
+            if isinstance(memory, Block) and (memory.device != index or memory.driver is not driver):
+                resources.check_usable(memory)
 
     def _nodes(self, after: After) -> list[ScheduledNode[Any]]:
         """Return the things that ``after`` names as nodes."""

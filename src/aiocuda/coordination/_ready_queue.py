@@ -184,8 +184,8 @@ class ReadyQueue(Generic[R]):
         node.rank = rank
         self.push(node)
         if before and rank:
-            waiting = self._ranks[rank]
-            waiting.overtook = sorted({*waiting.overtook, *before})
+            joined = self._ranks[rank]
+            joined.overtook = sorted({*joined.overtook, *before})
             self._raise(rank, [])
 
     def _raise(self, rank: int, moved: list[R]) -> None:

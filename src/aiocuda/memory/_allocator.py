@@ -6,6 +6,7 @@ operation that uses the block is still on the host, there is no event to wait fo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
@@ -406,7 +407,10 @@ class DeviceMemory(MemoryFields):
 
         def give_back() -> None:
             free_managed()
-            self._supply.pool.trim()  # the driver's pool outlives the device, and would keep the memory until the exit
+            # The driver's pool outlives the device, and would keep the memory until the process ends. A fault that is found
+            # only now concerns nothing that anything waits for.
+            with contextlib.suppress(DeviceFault):
+                self._supply.pool.trim()
 
         return give_back
 
