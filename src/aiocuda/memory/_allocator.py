@@ -407,8 +407,8 @@ class DeviceMemory(MemoryFields):
 
         def give_back() -> None:
             free_managed()
-            # The driver's pool outlives the device, and would keep the memory until the process ends. A fault that is found
-            # only now concerns nothing that anything waits for.
+            # The driver's pool outlives the device, and would keep the memory until the process ends. A fault that is
+            # found by this call concerns nothing that anything waits for.
             with contextlib.suppress(DeviceFault):
                 self._supply.pool.trim()
 
