@@ -356,8 +356,14 @@ class AsyncCoordinator(Owner):
     ) -> None:  # fmt: skip
         """Add the edges of a node, and register it. ``uploads`` are nodes that were passed instead of their buffers."""
         scheduler = self._scheduler
-        if accesses and node.work is not None and node.role != "host":
-            self._check_devices(node.stream, accesses)
+        if node.work is not None and node.role != "host":
+            index = self._resources.index
+            for access in accesses:
+                memory = access[0]
+                if isinstance(memory, Block) and (
+                    node.stream is not None or memory.device != index or memory.driver is not scheduler.driver
+                ):
+                    self._check_device(node.stream, memory)
         for upload in uploads:
             node.depend_on(
                 upload, upload.value is None
@@ -373,14 +379,9 @@ class AsyncCoordinator(Owner):
         if not scheduler.number & SAMPLED:
             scheduler.overhead += scheduler.driver.now() - began
 
-    def _check_devices(self, stream: Stream | None, accesses: list[Access]) -> None:
-        """Raise `WrongDeviceError` if a stream that the node may get cannot use its buffers."""
-        resources = self._resources if stream is None else resources_of(stream.device)
-        index, driver = resources.index, resources.driver
-        for access in accesses:
-            memory = access[0]
-            if isinstance(memory, Block) and (memory.device != index or memory.driver is not driver):
-                resources.check_usable(memory)
+    def _check_device(self, stream: Stream | None, memory: Block) -> None:
+        """Raise `WrongDeviceError` if the stream, or those of the coordinator, cannot use the memory."""
+        (self._resources if stream is None else resources_of(stream.device)).check_usable(memory)
 
     def _nodes(self, after: After) -> list[ScheduledNode[Any]]:
         """Return the things that ``after`` names as nodes."""
