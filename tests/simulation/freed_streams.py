@@ -50,7 +50,9 @@ class FreedStreamActions:
         actions.count("free all")
         try:
             freed = stream.device.memory.free_all(stream)
-        except BusyError:
+        except BusyError as error:
+            if hasattr(error, "code"):
+                raise  # the driver has refused a call
             if not exported or any(tracked.buffer.freed for tracked in mine):
                 self._checker.report(f"P27 {stream!r} was refused, and holds no export, or buffers have been freed")
             return
