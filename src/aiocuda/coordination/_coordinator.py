@@ -141,7 +141,7 @@ class AsyncCoordinator(Owner):
         self._scope = Scope(
             "this coordinator", "make one in each, share the device",
             "make another one by aiocuda.AsyncCoordinator(device)",
-            tasks=self._scheduler.host_tasks, wrong_loop=resources_of(device).device_state.wrong_loop,
+            tasks=self._scheduler.host_functions.tasks, wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         opened = self._scheduler.streams
         use = "`async with aiocuda.AsyncCoordinator(device) as coordinator`"
@@ -304,7 +304,7 @@ class AsyncCoordinator(Owner):
         if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
         began, node = self._begin("host", "host", None, priority, description, label)
-        self._scheduler.set_host_function(node, function, args, is_coroutine_function(function))
+        self._scheduler.host_functions.assign(node, function, args, is_coroutine_function(function))
         self._link(node, after, accesses_of(reads, writes), began)
         return node
 
@@ -391,7 +391,7 @@ class AsyncCoordinator(Owner):
             if isinstance(thing, Node):
                 found.append(self._prerequisite(thing))
             elif isinstance(thing, StreamOperation | Event):
-                found.append(self._scheduler.node_of(thing))
+                found.append(self._scheduler.outside.node_of(thing))
             else:
                 raise InvalidTypeError(f"after names nodes, operations and events, not {type(thing).__name__}")
         return found

@@ -171,7 +171,7 @@ class DeadlockDetector:
     def _is_at_work(self) -> bool:
         """True if the device or a thread works: a task may wait for that, and then unblock the coordinator."""
         for scheduler in self._scheduler.connected():
-            if scheduler.in_flight > len(scheduler.open) or scheduler.host_tasks:
+            if scheduler.in_flight > len(scheduler.open) or scheduler.host_functions.tasks:
                 return True
             loop_state = scheduler.resources.loop_states.here()
             for queue in list(loop_state.queues):

@@ -427,7 +427,7 @@ class ScheduledNode(Node[T_co]):
         self.unmet -= other.remove_done_callback(self._prerequisite_done)
         del self.prerequisites[other]
         if other.role == "event" and not (other.dependents or other.callbacks):
-            self.scheduler.forget_event(other)
+            self.scheduler.outside.forget_event(other)
 
     def blocking_failure(self) -> RootFailure | None:
         """Return the failure because of which the node must not run: its own, or of a prerequisite that it needs."""

@@ -21,13 +21,15 @@ from typing import Any
 from .._base._failure import Poison
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, Waiters, Wakes, wake_future
-from ..device import Device, Event
+from ..device import Device
 from ..errors import ClosedError, InvalidArgumentError
 from ..lowlevel import CLOSED, Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
 from ._deadlock_detector import DeadlockDetector
 from ._dependencies import DependencyGraph
+from ._host_functions import HostFunctions
+from ._outside_nodes import OutsideNodes
 from ._ready_queue import ReadyQueue
 from ._scheduled_node import (
     ABANDONED,
@@ -82,8 +84,8 @@ class Scheduler:
         Nodes without an operation of their own, until the device has passed their substitutes.
     unread : dict
         The failures that the program has not received, oldest first.
-    host_tasks : set
-        The tasks of the host functions that run.
+    host_functions : HostFunctions
+    outside : OutsideNodes
     others : tuple of Scheduler
         Other coordinators with nodes that nodes here wait for, or have waited for.
     has_back_edges : bool
@@ -122,9 +124,8 @@ class Scheduler:
         self.unentered: dict[ScheduledNode[Any], None] = {}
         self.substituted: list[ScheduledNode[Any]] = []
         self.unread: dict[RootFailure, None] = {}
-        self.host_tasks: set[asyncio.Task[None]] = set()
-        #: Nodes of events that have not been recorded. Each function lets the event forget its node.
-        self._unrecorded: dict[ScheduledNode[Any], Callable[[], None]] = {}
+        self.host_functions = HostFunctions(self)
+        self.outside = OutsideNodes(self)
         self.others: tuple[Scheduler, ...] = ()
         self.has_back_edges = False
         #: Nodes without unmet prerequisites, until `submit_ready` admits them.
@@ -499,89 +500,6 @@ class Scheduler:
                 self.ready.push(node)
         self.advance()
 
-    # -- host functions, and work outside the coordinator --------------------------------------------------------
-
-    def set_host_function(
-        self, node: ScheduledNode[Any], function: Callable[..., Any], args: tuple[Any, ...], is_coroutine: bool
-    ) -> None:
-        """Let a node call a function on the host instead of submitting an operation."""
-
-        async def run() -> None:
-            task = asyncio.current_task()
-            try:
-                node.value = await (function(*args) if is_coroutine else self._offload(function, args))
-            except BaseException as error:
-                if asyncio.current_task(self.loop) is not task:
-                    raise  # the loop is closed, and Python closes this coroutine
-                self.fail(node, error, raised=True)
-                self.advance()
-                if isinstance(error, (asyncio.CancelledError, *LEAVES_LOOP)):
-                    raise
-            else:
-                self.substitute(node)
-                self.advance()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self.host_tasks.discard(task)
-            if not task.cancelled():
-                task.exception()  # the exception has left the loop; asyncio must not report it again
-            elif node.phase < OPEN:  # cancelled before its first step: the function was not called
-                self.fail(node, asyncio.CancelledError())
-                self.advance()
-
-        def start(_: object) -> None:
-            task = self.loop.create_task(run(), name=node.name)
-            self.host_tasks.add(task)
-            task.add_done_callback(ended)
-
-        node.work = start
-
-    async def _offload(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call a plain function on a worker thread; also while the device closes."""
-        device = self.device
-        loop_state = resources_of(device).loop_state(while_closing=True)
-        return await loop_state.offload(function, *args)
-
-    def node_of(self, thing: StreamOperation[Any] | Event) -> ScheduledNode[Any]:
-        """Return a node for an operation or an event of a stream outside the coordinator."""
-        node: ScheduledNode[Any] = ScheduledNode(self, 0, "synchronization", "outside", 2, "", None, 0.0)
-        if isinstance(thing, Event):
-            thing._check()
-            operation = thing._operation
-            if operation is None:
-                node.role = "event"
-                node.description = f"an event that was never recorded, {thing!r}"
-                self._unrecorded[node] = thing._when_recorded(lambda operation: self._recorded(node, operation))
-                return node
-            thing = operation
-        thing.queue.check_loop()
-        self._attach(node, thing)
-        return node
-
-    def _recorded(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
-        """Let the node of an event become that of the operation that records it."""
-        self._unrecorded.pop(node, None)
-        self._attach(node, operation)
-
-    def forget_event(self, node: ScheduledNode[Any]) -> None:
-        """Let an event that has not been recorded forget its node: nothing waits for it any more."""
-        forget = self._unrecorded.pop(node, None)
-        if forget is not None:
-            forget()
-
-    def _attach(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
-        """Make the node of outside work waitable as soon as its stream has accepted the operation."""
-        node.operation = operation
-        node.role = "outside"
-        if operation.lease is None and self.driver.fault is None:
-            entries = operation.queue.on_host
-            if operation.status < OPERATION_DONE or any(entry is operation for entry in entries):
-                # Still on the host. An abandoned operation, too: its stream may be waiting for it.
-                when_passed(operation, lambda _: self._attach(node, operation), self.context)
-                return
-        node.attach(operation)
-        node.become_waitable()
-
     # -- failures ------------------------------------------------------------------------------------------------
 
     def fail(
@@ -674,7 +592,7 @@ class Scheduler:
             if node.phase < OPEN and node.root_failure is None:
                 node.fail(fault.again()).delivered = True  # every operation of the device delivers the fault
                 node.end_early(FAILED)
-        self._abandon_unrecorded()  # no event is recorded any more, and no bracket is entered
+        self.outside.abandon_events()  # no event is recorded any more, and no bracket is entered
         for bracket in list(self.unentered):
             self._end_unentered(bracket, FAILED)
         while self.ready.size:
@@ -936,9 +854,8 @@ class Scheduler:
         self._abandon_unentered()
         for node in list(self.waiting):
             self.abandon(node)
-        self._abandon_unrecorded()
-        for task in self.host_tasks:
-            task.cancel()
+        self.outside.abandon_events()
+        self.host_functions.cancel()
         self.detector.stop()
         self.graph.clear()
         self.collect_finished()
@@ -952,10 +869,3 @@ class Scheduler:
         """Withdraw the brackets that have not been entered, and so wake the tasks that wait for them."""
         for node in list(self.unentered):
             self.abandon(node)
-
-    def _abandon_unrecorded(self) -> None:
-        """Withdraw the nodes of events that have not been recorded: those that wait for them have been abandoned."""
-        for node in list(self._unrecorded):
-            self.forget_event(node)
-            node.end_early(ABANDONED)
-            node.become_waitable()
