@@ -19,6 +19,10 @@ from aiocuda import (
     DeviceFault,
     DriverError,
     InvalidArgumentError,
+    Operation,
+    Pipeline,
+    Slot,
+    Stage,
     Stream,
     WrongLoopError,
 )
@@ -113,6 +117,20 @@ async def test_failed_and_abandoned_operations_are_yielded_as_others() -> None:
                 await abandoned
             latch.release()
             assert await first_of(completed) is held
+
+
+async def test_tickets_of_a_pipeline(device: Device, latch: Latch) -> None:
+    def hold(slot: Slot) -> Operation[None]:
+        if slot.item == 1:
+            latch.hold(slot.stream)
+        return slot.stream.fill(slot.buffer("x", 4), slot.item)
+
+    async with Pipeline(device, [Stage("hold", hold)]) as pipeline:
+        quick, held = [await quickly(pipeline.submit(item)) for item in range(2)]
+        completed = aiocuda.as_completed([held, quick])
+        assert await quickly(anext(completed)) is quick
+        latch.release()
+        assert [item async for item in completed] == [held]
 
 
 async def test_withdrawn_and_skipped_nodes_are_yielded(device: Device) -> None:
@@ -236,7 +254,7 @@ async def test_an_event_that_is_recorded_again_or_released_counts_as_it_was(
 async def test_refused_items_leave_no_callbacks_behind(stream: Stream, latch: Latch) -> None:
     held = latch.hold(stream)
     await latch.held()
-    with pytest.raises(InvalidArgumentError, match="is there twice"):
+    with pytest.raises(InvalidArgumentError, match="was given twice"):
         await quickly(listed([held, stream.record(), held]))
     assert not held.is_awaited
     latch.release()

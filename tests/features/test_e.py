@@ -156,7 +156,7 @@ async def test_priority_of_a_waiting_operation_can_be_changed(device: Device) ->
 
 
 async def test_wrong_shapes_dtypes_and_devices_are_refused_at_registration() -> None:
-    """E13: for every method; no operation is registered."""
+    """E13: by upload, compute and download; no operation is registered."""
     driver = HostDriver(devices=2)
     async with open_device(0, driver=driver) as one, open_device(1, driver=driver) as other:
         async with AsyncCoordinator(one) as coordinator, one.stream() as stream, other.stream() as distant:

@@ -24,7 +24,7 @@ _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 
 class GivenGroupActions:
-    """Actions that make groups of streams which they have. Checks V5 and V9."""
+    """Actions that group existing streams. Checks V5 and V9."""
 
     def __init__(self, actions: Actions) -> None:
         self._actions = actions

@@ -599,7 +599,7 @@ class Ring:
         return self.driver.event_query(lease.handle)
 
     def _learn_from_mixture(self, first: StreamOperation[Any], last: StreamOperation[Any], now: float) -> None:
-        """Shorten the estimates of operations of different kinds that had all ended before the predicted end.
+        """Shorten the estimates of the first and the last of several operations that ended before the predicted end.
 
         Without this, a wait for a chain that takes less time than the sum of its estimates would oversleep each time.
         """
@@ -643,7 +643,7 @@ class Ring:
                 sampled.overslept((now - start) / timed)
             elif busy - start > sampled.seconds * timed:
                 sampled.overdue((now - start) / timed)
-        elif timed > 1 and now < self.watch.predicted and not self.pending:
+        elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
             self._learn_from_mixture(first, last, now)
         if timed:  # zero-duration operations carry no timing information
             self.last_resolved = now

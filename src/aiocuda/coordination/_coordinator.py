@@ -186,6 +186,8 @@ class AsyncCoordinator(Owner):
         InvalidArgumentError, InvalidTypeError
             The sizes, shapes or dtypes of ``source`` and ``target`` differ, see `Stream.copy`. No operation is
             registered.
+        WrongDeviceError
+            The stream cannot use the buffer: it belongs to another device. No operation is registered.
         """
         began, node = self._begin("transfer", "upload", stream, priority, description, label)
         array = as_source(source, self._resources.pinned_pool)
@@ -216,6 +218,11 @@ class AsyncCoordinator(Owner):
         and written; if its parameter is ``const``, as read. For a buffer that ``reads`` or ``writes`` names, only that
         declaration counts. A buffer that only ``writes`` names is overwritten: the operation does not need its content,
         and runs even if the content is poisoned.
+
+        Raises
+        ------
+        InvalidArgumentError, InvalidTypeError, WrongDeviceError
+            As for `Stream.launch`. No operation is registered.
         """
         began, node = self._begin(kind, "compute", stream, priority, description, label)
         if not isinstance(kernel, Kernel):
@@ -250,6 +257,8 @@ class AsyncCoordinator(Owner):
         ------
         InvalidArgumentError, InvalidTypeError
             The sizes, shapes or dtypes of ``buffer`` and ``out`` differ, see `Stream.copy`. No operation is registered.
+        WrongDeviceError
+            The stream cannot use the buffer: it belongs to another device. No operation is registered.
         """
         began, node = self._begin("transfer", "download", stream, priority, description, label)
         uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
@@ -357,6 +366,7 @@ class AsyncCoordinator(Owner):
         """Add the edges of a node, and register it. ``uploads`` are nodes that were passed instead of their buffers."""
         scheduler = self._scheduler
         if node.work is not None and node.role != "host":
+            # The usual case without a call: memory of this device, in a stream of the coordinator.
             index = self._resources.index
             for access in accesses:
                 memory = access[0]
@@ -365,9 +375,8 @@ class AsyncCoordinator(Owner):
                 ):
                     self._check_device(node.stream, memory)
         for upload in uploads:
-            node.depend_on(
-                upload, upload.value is None
-            )  # if there is a buffer, the node needs its bytes: see `accesses`
+            # If there is a buffer, the node needs its bytes: see `accesses`.
+            node.depend_on(upload, upload.value is None)
         if type(after) is ScheduledNode and after.scheduler is scheduler:
             node.depend_on(after, True)
         elif type(after) is not tuple or after:  # not `after != ()`: an array compares its items

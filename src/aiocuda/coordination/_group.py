@@ -42,10 +42,10 @@ class StreamGroup(Owner):
     ``async with`` waits for the work of the streams and closes them. If an exception or a cancellation leaves the
     block, it does not wait, as for a stream. While the group closes, its streams refuse new work with `ClosedError`.
 
-    A group of *given* streams does not own them: its end waits for nothing and closes no stream. It only ends the
-    dependencies, at once. Until then they hold for each submission through the given objects, which ``group[name]``
-    returns. A given stream may be closed, and a given lease may end, before the group: then `barrier` and the other
-    methods raise its `ClosedError` or `StaleHandleError`, and dependents still wait for its earlier work.
+    A group of *given* streams does not own them. Its dependencies hold for each submission through the given objects,
+    which ``group[name]`` returns. The end of the group ends the dependencies; it closes no stream, and
+    does not wait. A given stream may be closed, and a given lease may end, before the group: then `barrier` and the
+    other methods raise its `ClosedError` or `StaleHandleError`, and dependents still wait for its earlier work.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class StreamGroup(Owner):
         The names of the streams, or their number: then the names are ``"0"``, ``"1"`` …
 
         Or open streams of the device and this loop: a mapping from names, or a sequence. These may be leased from a
-        `StreamPool` or imported by `Stream.from_handle`. None is given twice, also not as two leases of one stream.
+        `StreamPool` or imported by `Stream.from_handle`. Each is given once; two leases of one stream count as one.
     priority
         The priority of all streams. Given streams keep their own.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._base._user_code import LEAVES_LOOP
-from ..lowlevel import resources_of
 from ._scheduled_node import OPEN, ScheduledNode
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class HostFunctions:
 
     async def _offload(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a plain function on a worker thread; also while the device closes."""
-        loop_state = resources_of(self._scheduler.device).loop_state(while_closing=True)
+        loop_state = self._scheduler.resources.loop_state(while_closing=True)
         return await loop_state.offload(function, *args)
 
     def cancel(self) -> None:

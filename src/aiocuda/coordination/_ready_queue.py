@@ -62,12 +62,12 @@ class _Rank(Generic[R]):
     It is empty if `first` is the length of `nodes`: a removed node is never the first one.
     """
 
-    __slots__ = ("first", "nodes", "overtook", "removed")
+    __slots__ = ("first", "nodes", "overtakers", "removed")
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.first = 0  # the index of the first node, which was not removed; the entries before it are None
-        self.overtook: list[int] = []  # the sorted ids of the nodes that have overtaken the first node
+        self.overtakers: list[int] = []  # the sorted ids of the nodes that have overtaken the first node
         self.removed = 0  # entries after the first node that were removed
 
     def __len__(self) -> int:
@@ -102,8 +102,10 @@ class _Rank(Generic[R]):
             if not self.removed or type(nodes[self.first]) is not _Removed:
                 break
             self.removed -= 1
-        if self.overtook:
-            del self.overtook[: bisect_left(self.overtook, nodes[self.first].id) if self.first < len(nodes) else None]
+        if self.overtakers:
+            del self.overtakers[
+                : bisect_left(self.overtakers, nodes[self.first].id) if self.first < len(nodes) else None
+            ]
         if self.first >= 64 and self.first * 2 >= len(nodes):
             del nodes[: self.first]
             self.first = 0
@@ -116,11 +118,11 @@ class _Rank(Generic[R]):
     def overtake(self, number: int) -> None:
         """Count that the node with this id gets a place before the nodes of this rank."""
         if number > self.nodes[self.first].id:
-            insort(self.overtook, number)
+            insort(self.overtakers, number)
 
-    def overtook_node(self, node: R) -> list[int]:
+    def overtakers_of(self, node: R) -> list[int]:
         """Return the ids of the nodes that have overtaken a node of this rank."""
-        return self.overtook[bisect_right(self.overtook, node.id) :]
+        return self.overtakers[bisect_right(self.overtakers, node.id) :]
 
 
 class ReadyQueue(Generic[R]):
@@ -173,25 +175,25 @@ class ReadyQueue(Generic[R]):
             if waiting.first == len(waiting.nodes):
                 continue
             waiting.overtake(node.id)
-            if len(waiting.overtook) >= RISES_AFTER:
+            if len(waiting.overtakers) >= RISES_AFTER:
                 self._raise(rank, moved)
         return moved
 
     def change_rank(self, node: R, rank: int) -> None:
-        """Move a node to another rank. It has been overtaken as often as before."""
-        before = self._ranks[node.rank].overtook_node(node)
+        """Move a node to another rank. How often it was overtaken still counts."""
+        before = self._ranks[node.rank].overtakers_of(node)
         self.remove(node)
         node.rank = rank
         self.push(node)
         if before and rank:
             joined = self._ranks[rank]
-            joined.overtook = sorted({*joined.overtook, *before})
+            joined.overtakers = sorted({*joined.overtakers, *before})
             self._raise(rank, [])
 
     def _raise(self, rank: int, moved: list[R]) -> None:
         """Move the nodes of a rank that have been overtaken often enough up one rank."""
         waiting = self._ranks[rank]
-        while len(waiting.overtook) >= RISES_AFTER:  # not if it is empty
+        while len(waiting.overtakers) >= RISES_AFTER:  # not if it is empty
             risen = waiting.pop()
             risen.rank = rank - 1
             self._ranks[rank - 1].insert(risen)

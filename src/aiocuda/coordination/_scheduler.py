@@ -79,7 +79,7 @@ class Scheduler:
     open : dict
         The open brackets, with their tasks.
     unentered : dict
-        The registered brackets that have not been entered. They are not in ``waiting``: nobody waits for their end.
+        The registered brackets that have not been entered. They are not in ``waiting``: `drain` does not wait for them.
     substituted : list
         Nodes without an operation of their own, until the device has passed their substitutes.
     unread : dict
@@ -834,7 +834,7 @@ class Scheduler:
         return bool(self.waiting) and any(scheduler._moves() for scheduler in self.connected())
 
     def _moves(self) -> bool:
-        """Do the same as `moving` for a coordinator alone."""
+        """True if a node of this coordinator will be submitted or finish without an action of a task."""
         if self.closed or not (self.in_flight < self.max_in_flight or self.in_flight > len(self.open)):
             return False
         return any(

@@ -174,9 +174,8 @@ class BatchUpload:
     ) -> None:
         """Copy the arrays; with ``rows``, only these rows of each, in order and without gaps."""
         stream, buffers = self.stream, self.memory.buffers
-        allocate = resources_of(
-            stream.device
-        ).allocate  # the loader's: `free_all` frees only what the program allocates
+        # Not by `stream.empty`: `free_all` frees what the program has allocated, and this memory is the loader's.
+        allocate = resources_of(stream.device).allocate
         for name, array in arrays.items():
             shape = array.shape if rows is None else (len(rows), *array.shape[1:])
             buffers[name] = buffer = allocate(queue_of(stream), shape, array.dtype)

@@ -17,7 +17,7 @@ __all__ = ["Completable", "as_completed"]
 
 
 class Completable(Awaitable[Any], Protocol):
-    """An awaitable with callbacks: an operation, an event, a node of a coordinator, or the result of `gather`."""
+    """With callbacks: an operation, an event, a node, a ticket of a pipeline, or the result of `gather`."""
 
     def add_done_callback(self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None) -> None: ...
 
@@ -26,7 +26,7 @@ class Completable(Awaitable[Any], Protocol):
 
 C = TypeVar("C", bound=Completable)
 
-_TAKES = "aiocuda.as_completed takes a list of operations, events, nodes and gatherings"
+_TAKES = "aiocuda.as_completed takes a list of operations, events, nodes, tickets and gatherings"
 
 
 async def as_completed(operations: Iterable[C]) -> AsyncGenerator[C, None]:
@@ -47,15 +47,15 @@ async def as_completed(operations: Iterable[C]) -> AsyncGenerator[C, None]:
     Parameters
     ----------
     operations
-        `Operation`, `Event`, `Node`, and what `aiocuda.gather` returns; of one loop, and of any streams, coordinators
-        and devices. Without any, the iteration ends immediately.
+        `Operation`, `Event`, `Node`, `Ticket`, and what `aiocuda.gather` returns; of one loop, and of any streams,
+        coordinators and devices. Without any, the iteration ends immediately.
 
     Raises
     ------
     InvalidTypeError
         An item is something else. `asyncio.as_completed` takes coroutines, tasks and other awaitables, too.
     InvalidArgumentError
-        An item is there twice; or an event has never been recorded.
+        An item was given twice; or an event has never been recorded.
     WrongLoopError
         An item belongs to another event loop.
     """
@@ -95,7 +95,7 @@ def _sources(operations: Iterable[C]) -> dict[C, Completable]:
     for thing in several(operations, _TAKES):
         source = _source(thing)
         if thing in sources:
-            raise InvalidArgumentError(f"{thing!r} is there twice: as_completed yields each operation once")
+            raise InvalidArgumentError(f"{thing!r} was given twice: as_completed yields each operation once")
         sources[thing] = source
     return sources
 

@@ -123,8 +123,8 @@ class DeviceStreams:
     def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.
 
-        A stream that is lent is given back to the driver when the loan has ended and the borrower's work has passed. A
-        stream whose device is being closed stays as it is, because the device waits for its work.
+        A stream that is lent is given back to the driver when the loan has ended and the borrower's work has passed.
+        While its device is being closed, a stream is not destroyed here, because the device waits for its work.
         """
         if not own_queue(queue).draining:
             self.give_up(queue)

@@ -228,8 +228,8 @@ class DeviceMemory(MemoryFields):
         Raises
         ------
         BusyError
-            Another library holds one of the buffers, or it was exported by ``__cuda_array_interface__``, of which no
-            library tells the end; or the stream is being captured. Nothing is freed.
+            Another library holds one of the buffers; or a buffer was exported by ``__cuda_array_interface__``, and
+            that protocol does not report the end of a use; or the stream is being captured. No buffer is freed.
         ClosedError, StaleHandleError, WrongLoopError
             As for each method of the stream.
         """
@@ -407,8 +407,8 @@ class DeviceMemory(MemoryFields):
 
         def give_back() -> None:
             free_managed()
-            # The driver's pool outlives the device, and would keep the memory until the process ends. A fault that is
-            # found by this call concerns nothing that anything waits for.
+            # The driver's pool outlives the device, and would keep the memory until the process ends. No operation
+            # waits any more, so a fault that this call finds is not reported.
             with contextlib.suppress(DeviceFault):
                 self._supply.pool.trim()
 

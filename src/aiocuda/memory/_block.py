@@ -142,11 +142,11 @@ class Block(BlockFields):
 
     @property
     def has_interface(self) -> bool:
-        """True if ``__cuda_array_interface__`` has told the address to another library."""
+        """True if ``__cuda_array_interface__`` has exported the address."""
         return hasattr(self, "_has_interface")
 
     def note_interface(self) -> None:
-        """Note that ``__cuda_array_interface__`` tells the address: nothing will tell the end of that use."""
+        """Note that ``__cuda_array_interface__`` has exported the address. The protocol does not report the end."""
         self._has_interface = True
 
     def assign(self) -> None:

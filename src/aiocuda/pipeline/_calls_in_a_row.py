@@ -19,7 +19,7 @@ SHARE: Final = 0.1
 class CallsInARow:
     """Advises `Pipeline.submit`, once, if iterations that could overlap follow each other.
 
-    Steps of a `ManagedContext` are no calls of the program: their caller is another package.
+    Steps of a `ManagedContext` get no advice: the context calls the pipeline, not the program.
     """
 
     __slots__ = ("_calls", "_ended", "_is_wanted", "_seconds")

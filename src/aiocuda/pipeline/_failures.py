@@ -14,7 +14,7 @@ from ..lowlevel import resources_of
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["combine", "report", "report_unraised", "root_failure", "unreported"]
+__all__ = ["combine", "report", "report_unraised", "reportable", "root_failure"]
 
 
 def root_failure(error: BaseException) -> BaseException:
@@ -40,11 +40,11 @@ def report_unraised(error: BaseException, failures: Iterable[BaseException | Non
 def report(failures: list[BaseException], device: Device) -> None:
     """Pass failures without a waiter to the loop's exception handler."""
     message = "aiocuda: a pipeline's item or source failed after the consumer had left"
-    for failure in unreported(failures, device):
+    for failure in reportable(failures, device):
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
 
 
-def unreported(failures: list[BaseException], device: Device) -> list[BaseException]:
+def reportable(failures: list[BaseException], device: Device) -> list[BaseException]:
     """Return the failures to report of items without a waiter.
 
     The root failure of a skipped item counts only if no item failed by itself. It may be a wait between two stages

@@ -87,7 +87,7 @@ class PipelineResources:
         self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
 
     def replan(self, plan: Plan) -> None:
-        """Go on with another plan of the same stages and groups. There is no item. The statistics restart."""
+        """Replace the plan by one of the same stages and groups. No item may be in flight. The statistics restart."""
         streams = dict(zip(self.plan.names, self.streams, strict=False))  # none, if they are not open
         self._plan_items(plan)
         self.reset_statistics()

@@ -13,7 +13,7 @@ from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..errors import ClosedError, SkippedError
 from ._calls_in_a_row import CallsInARow
-from ._failures import report_unraised, unreported
+from ._failures import report_unraised, reportable
 from ._item import PipelineItem, settle_items
 from ._run import MAX_AT_ONCE
 from ._ticket import Ticket
@@ -106,11 +106,11 @@ class SingleItems:
         try:
             result = await self._finish(item, _next_turn(item.run_stages if awaits else None), place)
         except asyncio.CancelledError:
-            ticket.fail(self._withdrawn(item), is_reported=True)
+            ticket.fail(self._withdrawn(item), reports=False)
         except BaseException as error:
             if _get_running_loop() is not loop:
                 raise
-            failure = ticket.fail(error, is_reported=not unreported([error], self._resources.device))
+            failure = ticket.fail(error, reports=bool(reportable([error], self._resources.device)))
             if failure is not None and isinstance(error, SkippedError):
                 self._skipped.append(failure)
             del failure

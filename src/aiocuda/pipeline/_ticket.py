@@ -122,14 +122,14 @@ class Ticket(ProcessLocal):
         self._result = result
         self._end("done")
 
-    def fail(self, error: BaseException, *, is_reported: bool) -> Failure | None:
+    def fail(self, error: BaseException, *, reports: bool) -> Failure | None:
         """Set the failure, and wake the waiters.
 
-        Unless it ``is_reported``, return the object that reports it to the loop if no caller receives it.
+        If it ``reports``, return the object that reports it to the loop if no caller receives it.
         """
         self._error, self._traceback = error, error.__traceback__
         failure = None
-        if not is_reported:
+        if reports:
             failure = self._failure = Poison(error, self._loop, f"item {self.index} of a pipeline").failure()
         self._end("failed")
         return failure

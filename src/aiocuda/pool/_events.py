@@ -95,7 +95,7 @@ class EventPool(ProcessLocal):
     async def acquire(self, timing: bool = False) -> Event:
         """Return an event that is not recorded yet. While all are lent, wait in order of arrival.
 
-        While only events of this kind are all lent, requests for the other kind go on.
+        If only this kind has no room, requests for the other kind do not wait.
 
         Raise `ClosedError` or `DeviceFault` if the device has been closed or has faulted, before or during the wait.
         """
@@ -194,7 +194,7 @@ class EventPool(ProcessLocal):
 
 
 def _checked(value: int, name: str, most: int) -> int:
-    """Return a limit of a pool."""
+    """Return a limit of a pool, an integer from 1 to ``most``."""
     check_integer(value, name)
     if not 1 <= value <= most:
         raise InvalidArgumentError(f"{name} is from 1 to {most:,}, and this is {value}", limit=value)

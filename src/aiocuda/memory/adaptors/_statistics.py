@@ -11,7 +11,7 @@ __all__ = ["ResourceStatistics", "StatisticsResource"]
 
 
 class ResourceStatistics(NamedTuple):
-    """The allocations, those of unified memory too, that have passed one position of the chain.
+    """The allocations that have passed one position of the chain, with those of unified memory.
 
     Attributes
     ----------
