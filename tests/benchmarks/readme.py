@@ -1,11 +1,11 @@
 """The tables of figures in README and the documentation, from ``docs/benchmarks/*.json``.
 
-``docs/benchmarks`` has the latest run of each row on each machine, and ``h200.json``, the latest one with the other
-libraries. Git keeps older runs. README has a few rows of the file ``h200.json``, ``docs/benchmarks.md`` has all rows of
-all files, and then the limits of the project, and ``docs/how-to/batch-size.md`` two servers of ``host-serving.json``.
-``python -m tests.benchmarks.readme`` writes the tables between the markers of these pages, and the file with the
-published figures that ``aiocuda bench`` shows; with ``--check`` it compares, and exits with 1 if a page or that file
-differs. Each table has the version, the commit, and whether the code differed from that commit.
+``docs/benchmarks`` has the latest run of each row on each machine. Git keeps older runs. README has a few rows of the
+file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
+``docs/how-to/batch-size.md`` two servers of ``host-serving.json``. ``python -m tests.benchmarks.readme`` writes the
+tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
+``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
+whether the code differed from that commit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ FIGURES = {
 #: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
-    "h200-core": "With the compiled core, on an H200",
     "h100": "With the compiled core, on an H100",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",
