@@ -1,7 +1,8 @@
 """The tables of figures in README and the documentation, from ``docs/benchmarks/*.json``.
 
-``docs/benchmarks`` has the latest run of each row on each machine. Git keeps older runs. README has a few rows of the
-file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
+``docs/benchmarks`` has the latest run of each row on each machine; where only an older run has the times of other
+libraries, that one (``h200-peers.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
+``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
 ``docs/how-to/batch-size.md`` two servers of ``host-serving.json``. ``python -m tests.benchmarks.readme`` writes the
 tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
 ``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
@@ -42,6 +43,7 @@ FIGURES = {
 #: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
+    "h200-peers": "Beside other libraries, with the core in Python",
     "h100": "With the compiled core, on an H100",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",
@@ -112,20 +114,25 @@ def published(folder: Path) -> str:
 
 
 def short_table(folder: Path) -> str:
-    """Return README's table: a few rows of ``h200.json``, with the peers that awaited the same work."""
+    """Return README's table: a few rows of the H200, with the peers that awaited the same work."""
     path = folder / "h200.json"
     if not path.is_file():
         return "No figures have been recorded yet: `make bench NAME=h200` measures them.\n"
-    report = _load(path)
-    rows = {row["name"]: row for row in report["rows"] if row["n"]}
+    report, older = _load(path), folder / "h200-peers.json"
+    rows = {row["name"]: (row, "") for row in report["rows"] if row["n"]}
+    measured = f"Measured with {_code(report)}"
+    if older.is_file():
+        beside = _load(older)
+        rows |= {row["name"]: (row, " *") for row in beside["rows"] if row["n"]}
+        measured += f"; the rows with * with {_code(beside)}"
     lines = [_cells("", "aiocuda", *LIBRARIES, "limit"), "|---" * (len(LIBRARIES) + 3) + "|"]
     for name, title in FIGURES.items():
         if name not in rows:
             raise ReadmeError(f"{path} has no figures of {name}, which README's table shows")
-        row = rows[name]
+        row, mark = rows[name]
         values = [row["p50"], *(_peer(row, library) for library in LIBRARIES.values()), row["baseline"]["p50"]]
-        lines.append(_cells(title, *(_value(value, row["unit"]) for value in values)))
-    return "\n".join([*lines, "", f"Measured with {_code(report)}.", ""])
+        lines.append(_cells(title + mark, *(_value(value, row["unit"]) for value in values)))
+    return "\n".join([*lines, "", f"{measured}.", ""])
 
 
 def _peer(row: Mapping[str, Any], library: str) -> float | None:

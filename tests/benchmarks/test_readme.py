@@ -114,8 +114,27 @@ def test_readme_has_a_few_figures_in_plain_words(project: Path, monkeypatch: pyt
         readme.short_table(folder)
 
 
+def test_readme_marks_the_rows_of_an_older_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = project / "docs" / "benchmarks"
+    file = json.loads((folder / "h200.json").read_text("utf-8"))
+    older = {
+        **file,
+        "commit": "aaaaaaaaaaaa-dirty",
+        "rows": [row for row in file["rows"] if row["name"] == "latency_5ms"],
+    }
+    del older["dirty"]
+    older["rows"][0]["baseline"] = file["rows"][0]["baseline"]
+    report.write(older, folder / "h200-peers.json")
+    monkeypatch.setattr(readme, "FIGURES", {"await_empty_kernel": "await one", "latency_5ms": "added"})
+    table = readme.short_table(folder).splitlines()
+    assert table[2].startswith("| await one | 12 µs |")
+    assert table[3].startswith("| added * | 95 µs |")
+    assert table[5].endswith("; the rows with * with aiocuda 1.2.3, commit `aaaaaaaaaaaa` with uncommitted changes.")
+
+
 def test_every_figure_of_readme_is_a_row() -> None:
-    rows = {row["name"] for row in json.loads((ROOT / "docs" / "benchmarks" / "h200.json").read_text("utf-8"))["rows"]}
+    files = [ROOT / "docs" / "benchmarks" / name for name in ("h200.json", "h200-peers.json")]
+    rows = {row["name"] for path in files for row in json.loads(path.read_text("utf-8"))["rows"]}
     assert rows >= FIGURES.keys()
 
 

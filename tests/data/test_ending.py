@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from aiocuda import BusyError, ClosedError, Device, WrongLoopError
+from aiocuda import BusyError, ClosedError, Device, Kernel, WrongLoopError, open_device
 from aiocuda.data import DataLoader, to_device
 from tests.helpers import PATIENCE, in_thread, quickly, turns, until
 
@@ -61,6 +61,10 @@ class Opened:
 
 
 KINDS = ("DataLoader", "to_device")
+
+
+def _wait_for(event: threading.Event) -> None:
+    assert event.wait(PATIENCE)
 
 
 @pytest_asyncio.fixture(params=KINDS)
@@ -132,6 +136,46 @@ async def test_a_task_that_waits_gets_its_error_before_the_end(opened: Opened) -
     assert not closing.done()
     opened.gate.set()
     await quickly(closing)
+
+
+@pytest.mark.parametrize("ahead", range(4))
+async def test_a_batch_that_arrives_during_the_end_is_freed(ahead: int) -> None:
+    """The source wakes the task that waits for an upload, which has ended, a few turns after the call of `aclose`."""
+    gate, uploaded = threading.Event(), threading.Event()
+    hold = Kernel("hold", source='extern "C" __global__ void hold() {}', host=lambda: _wait_for(gate))
+    tell = Kernel("tell", source='extern "C" __global__ void tell() {}', host=uploaded.set)
+    async with open_device(driver="host") as device:
+        before = Opened("DataLoader", device).left
+        source_goes_on = asyncio.get_running_loop().create_future()
+
+        async def source() -> AsyncIterator[Any]:
+            for _ in range(4):
+                yield np.zeros(4, np.float32)
+            await source_goes_on
+            yield np.zeros(4, np.float32)
+
+        async with DataLoader(device, source(), batch_size=1, prefetch=2) as loader:
+            batches = aiter(loader)
+            first = await anext(batches)
+            await first.stream.launch(tell, 1, 1)  # loads it
+            uploaded.clear()
+            first.stream.launch(hold, 1, 1)  # the upload of batch 3, on the same stream, comes after it
+            await anext(batches)
+            await anext(batches)
+            request = asyncio.ensure_future(anext(batches))
+            await until(lambda: "record" in repr(first.stream.tail))
+            first.stream.launch(tell, 1, 1)
+            await turns(5)
+            closing = asyncio.ensure_future(loader.aclose())
+            gate.set()
+            _wait_for(uploaded)  # the loop does not turn meanwhile
+            await turns(ahead)
+            if not source_goes_on.done():  # the end has cancelled it
+                source_goes_on.set_result(None)
+            await quickly(closing)
+            await asyncio.wait({request})
+            assert isinstance(request.exception(), ClosedError | None)
+            assert Opened("DataLoader", device).left == before
 
 
 async def test_an_exception_in_the_block_leaves_nothing(opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""How long an await takes beside other ways to wait, from docs/benchmarks/h200.json."""
+"""How long an await takes beside other ways to wait, from docs/benchmarks/h200*.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .svg import Axis, Colour, Page
 
 __all__ = ["draw"]
 
-REPORT = ROOT / "docs" / "benchmarks" / "h200.json"
+#: The second one has the rows whose peers were measured in an older run only.
+REPORTS = [ROOT / "docs" / "benchmarks" / name for name in ("h200.json", "h200-peers.json")]
 
 #: Rows of the report, and their headings in the picture.
 ROWS = {
@@ -28,7 +29,7 @@ PEERS: tuple[tuple[str, str, Colour], ...] = (
 
 def draw() -> str:
     """Return the picture."""
-    rows = {row["name"]: row for row in json.loads(REPORT.read_text("utf-8"))["rows"]}
+    rows = {row["name"]: row for path in REPORTS for row in json.loads(path.read_text("utf-8"))["rows"]}
     page = Page(
         "How late a coroutine gets its result",
         "Three groups of points on a logarithmic axis of microseconds: the driver alone, aiocuda, CuPy and PyTorch. "

@@ -1,4 +1,4 @@
-"""Streams that share hardware queues, from docs/benchmarks/h200.json."""
+"""Streams that share hardware queues, from docs/benchmarks/h200-peers.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .svg import Axis, Colour, Page
 
 __all__ = ["draw"]
 
-REPORT = ROOT / "docs" / "benchmarks" / "h200.json"
+REPORT = ROOT / "docs" / "benchmarks" / "h200-peers.json"
 STREAMS = (32, 64, 128)
 
 

@@ -91,6 +91,7 @@ class EpochRun:
 
     def __init__(self, resources: LoaderResources, scope: Scope, order: Order, ahead: Collection[int] = ()) -> None:
         self._resources = resources
+        self._scope = scope
         self._options = options = resources.options
         self._clock = resources.now if resources.has_timer else None
         self._ahead = ahead
@@ -121,7 +122,7 @@ class EpochRun:
         """Wait for the next batch that is loaded: ready, empty or failed; None after the last one."""
         has_suspended = False
         while True:
-            if self._closing:
+            if self._closing or self._scope.closing:  # after `aclose` has freed the batch in hand, no task gets another
                 raise ClosedError("the loader was closed while a task waited for the next batch: request no more of it")
             if len(self._loading) < self._options.prefetch:
                 self._fill()
