@@ -24,6 +24,7 @@ from aiocuda import (
     TripleBuffer,
     WrongLoopError,
 )
+from aiocuda.lowlevel import OPEN_DEVICES
 from aiocuda.testing import Latch
 from tests.context.programs import SIZE, everything, numbered, value
 from tests.helpers import Peer, in_thread, quickly, turns
@@ -373,3 +374,17 @@ async def test_memory_that_the_parts_take(name: Any, asynchronous: bool) -> None
         finally:
             tracemalloc.stop()
         assert after - before <= 22_000
+
+
+async def test_a_context_that_is_closed_while_it_opens_stays_closed() -> None:
+    loop = asyncio.get_running_loop()
+    context = ManagedContext(driver="host")
+    opening = asyncio.ensure_future(context.__aenter__())
+    await asyncio.sleep(0)
+    assert not opening.done()
+    await quickly(context.aclose())
+    with pytest.raises(ClosedError, match="closed while it was being opened"):
+        await quickly(opening)
+    assert not list(OPEN_DEVICES.on_loop(loop))
+    with pytest.raises(ClosedError):
+        await context.__aenter__()

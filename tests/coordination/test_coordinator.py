@@ -17,6 +17,7 @@ from aiocuda import (
     Device,
     InvalidArgumentError,
     InvalidTypeError,
+    ManagedContext,
     Stream,
     WrongLoopError,
 )
@@ -394,6 +395,21 @@ async def test_bad_arguments_are_refused_at_the_call(device: Device, coordinator
         with pytest.raises(InvalidArgumentError, match="another coordinator"):
             another.download(up)
     assert in_thread_error(coordinator) is WrongLoopError
+
+
+@pytest.mark.parametrize("closes", ["device", "context"])
+async def test_host_function_cannot_close_its_device(closes: str) -> None:
+    """The end of the device waits for the function. The function may close it no longer once it has returned."""
+    async with ManagedContext(driver="host") as context, AsyncCoordinator(context.device) as coordinator:
+        closed = context if closes == "context" else context.device
+
+        async def close() -> None:
+            await closed.aclose()
+
+        with pytest.raises(BusyError, match="waits for its own functions when it closes"):
+            await quickly(coordinator.host(close).wait())
+        assert await quickly(coordinator.host(int).wait()) == 0
+        await quickly(closed.aclose())
 
 
 @pytest.mark.parametrize(

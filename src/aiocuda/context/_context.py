@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, Typ
 
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope, unlimited
+from .._base._shutdown import finish_shielded
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
@@ -301,7 +302,11 @@ class ManagedContext(Owner):
         if self._scope.entered:
             raise ClosedError("this context has been entered before: make another one by ManagedContext()")
         with self._scope.entering():
-            self._device = await self._opening
+            device = await self._opening
+        if self._scope.closing:
+            await finish_shielded(device.aclose())
+            raise ClosedError("this context was closed while it was being opened: make another one")
+        self._device = device
         self._scope.adopt(self._device, self._device._scope)
         return self
 
@@ -310,6 +315,8 @@ class ManagedContext(Owner):
 
     async def _end(self, error: BaseException | None) -> None:
         if self._device is None:
+            if self._scope.entered:
+                self._scope.refuse(self)  # `__aenter__` closes the device when it is open
             return
         loop = self._scope.loop
         if loop is not None and loop.is_closed():  # the device can still be closed

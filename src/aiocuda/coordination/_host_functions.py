@@ -53,6 +53,7 @@ class HostFunctions:
 
         def ended(task: asyncio.Task[None]) -> None:
             self.tasks.discard(task)
+            scheduler.resources.functions.discard(task)
             if not task.cancelled():
                 task.exception()  # the exception has left the loop; asyncio must not report it again
             elif node.phase < OPEN:  # cancelled before its first step: the function was not called
@@ -62,6 +63,7 @@ class HostFunctions:
         def start(_: object) -> None:
             task = scheduler.loop.create_task(run(), name=node.name)
             self.tasks.add(task)
+            scheduler.resources.functions.add(task)
             task.add_done_callback(ended)
 
         node.work = start

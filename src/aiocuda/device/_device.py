@@ -84,8 +84,9 @@ class Device(Owner):
         self._streams_before = driver.statistics()["streams_created"]
         self._resources = resources
         self._scope = Scope(
-            repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left
-        )
+            repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left,
+            tasks=resources.functions,
+        )  # fmt: skip
         use = "`async with aiocuda.open_device()`, or await device.aclose()"
         self._scope.must_end(use, opened_at, resources.is_closed)
 
@@ -349,6 +350,11 @@ class Device(Owner):
 
         A cancellation meanwhile leaves the device, as an exception leaves ``async with``: work on the host is
         withdrawn, and the work that the device has accepted gets `drain_timeout` seconds.
+
+        Raises
+        ------
+        BusyError
+            A host function of a coordinator has called it, which would wait for itself.
         """
         await self._scope.aclose(self)
 

@@ -7,9 +7,10 @@ Streams and graphs receive it as an argument, so they do not import `aiocuda.Dev
 from __future__ import annotations
 
 import functools
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy.typing as npt
 
@@ -133,6 +134,8 @@ class DeviceResources:
         #: Makes later work of a queue wait, on the device, for an unfinished operation of another stream.
         self.follow: Callable[[Any, StreamOperation[Any]], None] = StreamQueue.follow
         self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
+        #: The tasks of all loops that run functions which the end of the device waits for.
+        self.functions: WeakSet[Task[Any]] = WeakSet()
         self.closing = False  #: True if all its objects refuse new work
         self.closed = False
         self.capture = capture
