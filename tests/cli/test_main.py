@@ -60,13 +60,14 @@ def test_demo_writes_text_and_json(tree: Path, tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_the_stages_of_the_demo_overlap(tmp_path: Path) -> None:
     """On two processors that are free, the speed-up is at least 0.8 of its bound; the best of five runs is free."""
-    shares = []
+    shares, bounds = [], []
     for _ in range(5):
         assert aiocuda("demo", "--driver", "host", "--json", tmp_path / "r.json").returncode == 0
         told = json.loads((tmp_path / "r.json").read_text("ascii"))
         assert told["files"] > 500
-        assert told["speedup_bound"] > 1.5
+        bounds.append(told["speedup_bound"])
         shares.append(told["speedup"] / told["speedup_bound"])
+    assert max(bounds) > 1.5, bounds
     assert max(shares) >= 0.8, shares
 
 
