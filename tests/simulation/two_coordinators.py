@@ -75,6 +75,7 @@ class _Pair:
                         await actions.pause()
         except BaseException as error:
             raised = error
+            checker.errors.record(error)
             if not isinstance(error, ExceptionGroup | PlannedError | AiocudaError):
                 raise
         checker.final_checks.append(self._unfinished)
