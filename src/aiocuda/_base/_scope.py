@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Iterator, MutableSet
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
@@ -98,7 +98,7 @@ class Scope:
 
     def __init__(
         self, what: str, cure: str, again: str, *, drain_seconds: Callable[[], float] | None = None,
-        loop: asyncio.AbstractEventLoop | None = None, tasks: MutableSet[asyncio.Task[Any]] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None, tasks: set[asyncio.Task[Any]] | None = None,
         wrong_loop: WrongLoop = wrong_loop,
     ) -> None:  # fmt: skip
         self._what, self._cure, self._again = what, cure, again
@@ -257,7 +257,7 @@ class Scope:
     def inside(self, task: asyncio.Task[Any] | None = None) -> Iterator[None]:
         """Run a function of the object in a block: the task, by default the running one, cannot close the object."""
         task = task or asyncio.current_task()
-        inside = self._inside = self._inside if self._inside is not None else set()
+        inside = self._inside = set() if self._inside is None else self._inside
         if task is None or task in inside:
             yield
             return

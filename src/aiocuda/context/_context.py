@@ -316,6 +316,7 @@ class ManagedContext(Owner):
     async def _end(self, error: BaseException | None) -> None:
         if self._device is None:
             if self._scope.entered:
+                self._scope.check_loop()
                 self._scope.refuse(self)  # `__aenter__` closes the device when it is open
             return
         loop = self._scope.loop

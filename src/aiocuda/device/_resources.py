@@ -10,7 +10,6 @@ import functools
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import numpy.typing as npt
 
@@ -135,7 +134,7 @@ class DeviceResources:
         self.follow: Callable[[Any, StreamOperation[Any]], None] = StreamQueue.follow
         self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
         #: The tasks of all loops that run functions which the end of the device waits for.
-        self.functions: WeakSet[Task[Any]] = WeakSet()
+        self.functions: set[Task[Any]] = set()
         self.closing = False  #: True if all its objects refuse new work
         self.closed = False
         self.capture = capture

@@ -204,8 +204,8 @@ class TripleBuffer(Owner):
     def advance(self) -> None:
         """Move each slot on whose last state has ended: uploading → processing → downloading → free.
 
-        A state ends with the operations that ``slot.enter(state, until=…)`` names, when the device is done with them
-        and the event loop has seen it. A slot whose last state names none stays as it is. The call does not wait.
+        A state ends with the operations that ``slot.enter(state, until=…)`` names, when they are resolved on the event
+        loop and the device is done with them. A slot whose last state names none does not move. The call does not wait.
 
         If an operation of a slot has failed, the slot becomes free when the others have ended: its item is lost. All
         slots are moved, then the failure is raised, once. An abandoned operation counts as failed.
