@@ -397,6 +397,32 @@ async def test_what_is_kept_for_a_stream_that_ends_may_be_refused() -> None:
             assert [type(failure) for failure in reports.failures] == [DriverError]
 
 
+class Trimming(Adaptor):
+    """Trims all memory of its device during each free."""
+
+    trim_all: Callable[[], object] | None = None
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        if self.trim_all is not None:
+            self.trim_all()
+        super().deallocate(address, nbytes, stream)
+
+
+async def test_resource_below_size_classes_may_trim_during_the_end_of_a_stream() -> None:
+    """The end of the stream waited for itself: it holds a lock around each free of kept memory."""
+    async with open_peer() as (peer, device):
+        trimming = device.memory.use(Trimming)
+        sizes = device.memory.use(SizeClassResource)
+        allocated = peer.calls["deallocate"]
+        async with device.stream() as stream:
+            for buffer in [stream.empty(1000) for _ in range(3)]:
+                buffer.free()
+            trimming.trim_all = sizes.trim
+        assert sizes.kept_bytes == 0
+        assert peer.calls["deallocate"] == allocated + 3
+        assert device.memory.live_bytes == 0
+
+
 async def test_streams_of_a_closed_loop_leave_nothing_kept() -> None:
     async with open_peer() as (_, device):
         sizes = device.memory.use(SizeClassResource)

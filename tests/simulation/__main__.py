@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.simulation.run import simulate, sweep
 
+#: Real seconds of one seed, at most. The slowest takes about one.
+LONGEST = 60.0
+
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.trace is not None:
         lines = simulate(parsed.first, trace=True, asynchronous=not parsed.synchronous).trace
         parsed.trace.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    result = sweep(parsed.first, parsed.seeds, parsed.seconds, asynchronous=not parsed.synchronous)
+    result = sweep(parsed.first, parsed.seeds, parsed.seconds, asynchronous=not parsed.synchronous, longest=LONGEST)
     report = result.report()
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

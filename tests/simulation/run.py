@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import faulthandler
 import gc
+import os
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -210,7 +213,35 @@ class Sweep:
         }
 
 
-def sweep(first: int, most: int | None, seconds: float | None, *, asynchronous: bool = True) -> Sweep:
+@contextlib.contextmanager
+def _limited(seed: int, seconds: float | None) -> Iterator[None]:
+    """End the process with the stacks of its threads, if the program of a seed hangs."""
+
+    def end() -> None:
+        print(f"seed {seed}: does not end within {seconds:g} s", flush=True)  # noqa: T201 - the process ends
+        faulthandler.dump_traceback()
+        os._exit(1)
+
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def sweep(
+    first: int,
+    most: int | None,
+    seconds: float | None,
+    *,
+    asynchronous: bool = True,
+    longest: float | None = None,
+) -> Sweep:
     """Run one seed after the other, until one violates an invariant, or the limits are reached.
 
     Parameters
@@ -223,6 +254,8 @@ def sweep(first: int, most: int | None, seconds: float | None, *, asynchronous: 
         Real time, after which no further seed begins; None for no limit.
     asynchronous
         See `simulate`.
+    longest
+        Real seconds after which the process ends, if one seed takes longer; None for no limit.
     """
     result = Sweep(first)
     began = time.monotonic()
@@ -234,11 +267,12 @@ def sweep(first: int, most: int | None, seconds: float | None, *, asynchronous: 
         ):
             seed = first + result.seeds
             replayed = result.seeds % REPLAYED == 0
-            outcome = simulate(seed, trace=replayed, asynchronous=asynchronous)
-            if replayed and not outcome.violations:
-                again = simulate(seed, trace=True, asynchronous=asynchronous)
-                if again.trace != outcome.trace:
-                    outcome.violations.append("V15 a second run of this seed differs from the first")
+            with _limited(seed, longest):
+                outcome = simulate(seed, trace=replayed, asynchronous=asynchronous)
+                if replayed and not outcome.violations:
+                    again = simulate(seed, trace=True, asynchronous=asynchronous)
+                    if again.trace != outcome.trace:
+                        outcome.violations.append("V15 a second run of this seed differs from the first")
             result.seeds += 1
             result.operations.append(outcome.operations)
             result.streams.append(outcome.streams)

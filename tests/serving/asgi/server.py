@@ -70,6 +70,7 @@ class Server:
         self.lines: list[str] = []
         self.port = 0
         self._clients: list[Client] = []
+        self._listens = False
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -95,9 +96,23 @@ class Server:
         return self.process.returncode
 
     async def client(self) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        client = Client(*await self._connect())
         self._clients.append(client)
         return client
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection. The first one waits: uvicorn listens a moment after its application has started."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                connection = await asyncio.open_connection("127.0.0.1", self.port)
+            except ConnectionRefusedError:
+                if self._listens or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.01)
+            else:
+                self._listens = True
+                return connection
 
     async def get(self, path: str, **options: Any) -> tuple[int, bytes]:
         client = await self.client()

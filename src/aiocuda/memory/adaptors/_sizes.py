@@ -52,8 +52,9 @@ class SizeClassResource(Adaptor):
         self._pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         self._kept: dict[int, dict[int, list[int]]] = {}  # stream → class → addresses
         self._sizes: dict[int, int] = {}  # bytes → class, a cache
-        # Held for each free of kept memory: by `trim` on a thread, and by `release` on a loop.
-        self._lock = threading.Lock()
+        # Held for each free of kept memory: by `trim` on a thread, and by `release` on a loop. Reentrant, because
+        # `upstream` may trim during that free.
+        self._lock = threading.RLock()
 
     def tables(self) -> tuple[dict[int, dict[int, list[int]]], dict[int, int], int, int]:
         """Return the lists of kept addresses by stream and class, the classes by size, and the two limits.
