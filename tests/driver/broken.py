@@ -10,16 +10,18 @@ import pytest
 
 from aiocuda._base._types import Dim3
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver, Node, RecordedCall, record_after
+from aiocuda.driver.protocol import Advice, Driver, Node, RecordedCall, record_after
 from aiocuda.driver.software._model import COMPUTE_SLOTS
-from aiocuda.testing.conformance import DriverConformance
+from aiocuda.testing.conformance import DriverConformance, PeerConformance
 
 
 class Faithful:
     """Hands every verb on to a host driver. Breaks nothing: what fails below fails for the rule that is broken."""
 
+    devices: ClassVar[int] = 1
+
     def __init__(self) -> None:
-        self._host = HostDriver()
+        self._host = HostDriver(devices=self.devices)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
@@ -191,10 +193,55 @@ class UpdatesLate(Faithful):
             self._host.graph_update(*update)
 
 
+class FaithfulToPeers(Faithful):
+    """Breaks nothing on two devices."""
+
+    devices = 2
+
+
+class ForgetsOtherDevices(FaithfulToPeers):
+    """Streams of one device wait for no event of another, and managed memory never moves to device 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[int, int] = {}  # of streams and events
+
+    def stream_create(self, device: int, priority: int) -> int:
+        stream = self._host.stream_create(device, priority)
+        self._places[stream] = device
+        return stream
+
+    def event_create(self, device: int, timing: bool = False) -> int:
+        event = self._host.event_create(device, timing)
+        self._places[event] = device
+        return event
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        if self._places[stream] == self._places[event]:
+            self._host.stream_wait(stream, event)
+
+    def prefetch(self, stream: int, address: int, nbytes: int, place: int) -> None:
+        self._host.prefetch(stream, address, nbytes, min(place, 0))
+
+    def advise(self, address: int, nbytes: int, advice: Advice, place: int) -> None:
+        self._host.advise(address, nbytes, advice, min(place, 0))
+
+
 class Broken(DriverConformance):
     patience: ClassVar[float] = 0.5  # a failing test waits so long
     full_house: ClassVar[int] = COMPUTE_SLOTS
     make: ClassVar[type[Faithful]]
+
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        driver = cast("Driver", self.make())
+        yield driver
+        driver.close()
+
+
+class BrokenPeers(PeerConformance):
+    patience: ClassVar[float] = 0.5
+    make: ClassVar[type[FaithfulToPeers]]
 
     @pytest.fixture
     def driver(self) -> Iterator[Driver]:
@@ -237,3 +284,11 @@ class TestUpdatesLate(Broken):
 
 class TestIgnoresPriority(Broken):
     make = IgnoresPriority
+
+
+class TestFaithfulToPeers(BrokenPeers):
+    make = FaithfulToPeers
+
+
+class TestForgetsOtherDevices(BrokenPeers):
+    make = ForgetsOtherDevices

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from ...driver.protocol import Advice, ManagedAttributes
 from ...errors import WrongDeviceError
 from ._base import VERBS, Conformance, probe
-from ._rig import Rig
+from ._rig import Rig, address_of
 
 if TYPE_CHECKING:
     from ...driver.protocol import Driver
@@ -140,7 +141,7 @@ class DeviceConformance(Conformance):
 
 
 class PeerConformance(Conformance):
-    """Rules for two devices of one driver: events, streams and copies between devices 0 and 1."""
+    """Rules for two devices of one driver: events, streams, copies and managed memory of devices 0 and 1."""
 
     @pytest.fixture
     def peer(self, driver: Driver, rig: Rig) -> Iterator[Rig]:
@@ -186,3 +187,73 @@ class PeerConformance(Conformance):
         hold.release()
         rig.finish(stream)
         assert (peer.look(target, 1000, "u4") == content).all()
+
+    def test_copies_in_a_ring_wait_for_each_other(self, rig: Rig, peer: Rig) -> None:
+        """Copies to a device and back are in order if each stream waits for the event of the copy before."""
+        content = np.arange(1000, dtype="u4")
+        first, there, back = rig.uploaded(content), peer.memory(content.nbytes), rig.memory(content.nbytes)
+        to, home = peer.stream(), rig.stream()
+        hold = rig.hold(home)
+        rig.affine(home, first, 1000, 2, 1)
+        rig.driver.stream_wait(to, rig.record(home))
+        rig.driver.copy_peer(to, there, 1, first, 0, content.nbytes)
+        peer.affine(to, there, 1000, 3, 1)
+        rig.driver.stream_wait(home, peer.record(to))
+        rig.driver.copy_peer(home, back, 0, there, 1, content.nbytes)
+        rig.witness()
+        assert not rig.look(back, 1000, "u4").any()
+        hold.release()
+        rig.finish(home)
+        assert (rig.look(back, 1000, "u4") == 3 * (2 * content + 1) + 1).all()
+
+    def test_managed_memory_is_used_by_both_devices(self, rig: Rig, peer: Rig) -> None:
+        """Kernels of both devices use the same managed memory, in the order of events."""
+        if not (rig.properties.concurrent_managed_access and peer.properties.concurrent_managed_access):
+            return  # such a device cannot use managed memory while another one runs
+        words, here, there = rig.managed(1024, "u4"), rig.stream(), peer.stream()
+        words[:] = np.arange(1024)
+        address = address_of(words)
+        hold = rig.hold(here)
+        rig.affine(here, address, 1024, 2, 1)
+        rig.driver.stream_wait(there, rig.record(here))
+        peer.affine(there, address, 1024, 3, 5)
+        rig.driver.stream_wait(here, peer.record(there))
+        rig.affine(here, address, 1024, 1, 7)
+        rig.witness()
+        assert (words == np.arange(1024)).all()
+        hold.release()
+        rig.finish(here)
+        assert (words == 3 * (2 * np.arange(1024) + 1) + 12).all()
+
+    def test_managed_memory_moves_to_any_device(self, rig: Rig, peer: Rig) -> None:
+        """A stream of either device prefetches managed memory, and `managed_attributes` returns its last place."""
+        if not (rig.properties.concurrent_managed_access and peer.properties.concurrent_managed_access):
+            return  # such a device cannot prefetch memory that the host may use
+        words = rig.managed(1024, "u4")
+        words[:] = np.arange(1024)
+        for own, place in ((peer, 1), (rig, 0), (peer, 1), (rig, -1)):
+            stream = own.stream()
+            own.driver.prefetch(stream, address_of(words), words.nbytes, place)
+            own.affine(stream, address_of(words), 1024, 1, 1)
+            own.finish(stream)
+            found = rig.offload(lambda: rig.driver.managed_attributes(address_of(words), words.nbytes))
+            assert found.last_prefetch == place
+        assert (words == np.arange(1024) + 4).all()
+
+    def test_advice_names_any_device(self, rig: Rig, peer: Rig) -> None:
+        """Managed memory takes advice for a device that has not allocated it."""
+        if not (rig.properties.concurrent_managed_access and peer.properties.concurrent_managed_access):
+            return  # such a device takes no advice
+        words = rig.managed(16384, "u4")
+
+        def advise(advice: Advice) -> ManagedAttributes:
+            rig.offload(lambda: rig.driver.advise(address_of(words), words.nbytes, advice, peer.device))
+            found: ManagedAttributes = rig.offload(
+                lambda: rig.driver.managed_attributes(address_of(words), words.nbytes)
+            )
+            return found
+
+        assert advise("set_preferred_location").preferred_location == 1
+        assert advise("unset_preferred_location").preferred_location is None
+        assert advise("set_accessed_by").accessed_by == {1}
+        assert not advise("unset_accessed_by").accessed_by
