@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import Callable
 
 import pytest
@@ -16,9 +15,9 @@ from aiocuda.memory import MemoryResource, SizeClassResource
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import PATIENCE
 from tests.memory.shadow import Shadow, all_adaptors
+from tests.seeds import seed_of_source
 
-#: New seeds each time: a failure names its seed.
-SEED = int(os.environ.get("AIOCUDA_MEMORY_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = int(os.environ.get("AIOCUDA_MEMORY_SEED", seed_of_source()))
 
 STACKS: dict[str, Callable[[MemoryResource], MemoryResource] | None] = {
     "pool": None,

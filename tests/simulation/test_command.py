@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.project.tree import ROOT, SOURCE
+from tests.seeds import seed_of_source
 from tests.simulation import __main__ as command
 from tests.simulation.run import Outcome, simulate, sweep
 
@@ -182,18 +182,11 @@ def _run_in_parallel(tmp_path: Path, firsts: list[int], *limit: str) -> list[dic
             process.communicate()
 
 
-def _fresh_seed() -> int:
-    """Return a random first seed, printed to repeat a failure."""
-    fresh = random.SystemRandom().randrange(1 << 32)
-    print(f"the fresh range begins with seed {fresh}")  # noqa: T201
-    return fresh
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(5 * SECONDS)
 def test_hundreds_of_programs_break_no_invariant(tmp_path: Path) -> None:
-    """Run the range from seed 0 and a random range in parallel. `make slow` runs thousands."""
-    for report in _run_in_parallel(tmp_path, [0, _fresh_seed()], "--seeds", str(FEW_PROGRAMS)):
+    """Run the range from seed 0 and a new range for this source in parallel. `make slow` runs thousands."""
+    for report in _run_in_parallel(tmp_path, [0, seed_of_source()], "--seeds", str(FEW_PROGRAMS)):
         assert report["seeds"] == FEW_PROGRAMS
         assert report["operations_median"] >= 40
         assert report["streams_median"] >= 3
@@ -202,13 +195,13 @@ def test_hundreds_of_programs_break_no_invariant(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(8 * SECONDS)  # beside the tests of another worker, on two processors
 def test_thousands_of_programs_break_no_invariant(tmp_path: Path) -> None:
-    """Run the range from seed 0 and a random range in parallel."""
-    fresh = _fresh_seed()
+    """Run the range from seed 0 and a new range for this source in parallel."""
+    first = seed_of_source()
     began = time.monotonic()
-    reports = _run_in_parallel(tmp_path, [0, fresh], "--seeds", str(PROGRAMS))
+    reports = _run_in_parallel(tmp_path, [0, first], "--seeds", str(PROGRAMS))
     left = SECONDS - (time.monotonic() - began)
     if left > 1.0:
-        _run_in_parallel(tmp_path, [PROGRAMS, fresh + PROGRAMS], "--seconds", f"{left:.1f}")
+        _run_in_parallel(tmp_path, [PROGRAMS, first + PROGRAMS], "--seconds", f"{left:.1f}")
     for report in reports:
         assert report["seeds"] == PROGRAMS
         assert report["operations_median"] >= 40
