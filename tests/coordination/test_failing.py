@@ -12,6 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import (
     AsyncCoordinator,
+    BusyError,
     ClosedError,
     CompileError,
     Device,
@@ -420,3 +421,27 @@ async def test_dependents_of_an_operation_abandoned_on_the_host_finish() -> None
             assert told == []
         await until(lambda: told == [node], "the callback")
         assert node.state == "skipped"
+
+
+@pytest.mark.parametrize("verb", ["upload", "compute", "download", "bracket"])
+async def test_stream_that_is_captured_takes_no_operation_of_a_coordinator(device: Device, verb: str) -> None:
+    """The operation became part of the graph, and the coordinator waited for its end, without end."""
+    await device.load(BUMP)
+    async with device.stream() as stream:
+        buffer = await stream.upload(ONES)
+        async with AsyncCoordinator(device) as coordinator:
+            with stream.capture() as graph:
+                stream.fill(buffer, 1)
+                with pytest.raises(BusyError, match=r"is being captured.*leave the `with stream.capture"):
+                    if verb == "bracket":
+                        async with coordinator.operation("kernel", stream=stream):
+                            raise AssertionError
+                    elif verb == "upload":
+                        await coordinator.upload(ONES, buffer, stream=stream)
+                    elif verb == "compute":
+                        await coordinator.compute(BUMP, 1, 32, buffer, 1, ITEMS, stream=stream)
+                    else:
+                        await coordinator.download(buffer, stream=stream)
+            await quickly(coordinator.drain())
+            assert "1 operations" in repr(graph)
+            await quickly(coordinator.upload(ONES, buffer, stream=stream).wait())

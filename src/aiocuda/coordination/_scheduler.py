@@ -23,7 +23,7 @@ from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, Waiters, Wakes, wake_future
 from ..device import Device
 from ..errors import ClosedError, InvalidArgumentError
-from ..lowlevel import CLOSED, Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
+from ..lowlevel import Queue, StreamOperation, queue_of, resources_of, when_accepted, when_passed
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
 from ._deadlock_detector import DeadlockDetector
@@ -393,8 +393,7 @@ class Scheduler:
         try:
             stream = self.streams.choose(node) if node.stream is None else node.stream
             queue = queue_of(stream)
-            if queue.obstacles & CLOSED:
-                self.resources.streams.let_in(queue)  # raises if the program has closed its own stream
+            if queue.obstacles and self.resources.streams.let_in(queue):  # raises if the program has closed its stream
                 late = queue
             if queue.on_host:
                 self._block(queue, node)

@@ -90,8 +90,15 @@ class DeviceStreams:
         ------
         ClosedError
             The program has closed the stream.
+        BusyError
+            The program captures the stream: the work of a coordinator cannot be part of a graph.
         """
         own = own_queue(queue)
+        if own.recorded:
+            raise BusyError(
+                f"{own.name} is being captured, and an operation of a coordinator cannot be part of a graph: call the "
+                "stream's own methods, or leave the `with stream.capture()` block first"
+            )
         was_closed = own.closed
         if was_closed:
             own.let_in()
