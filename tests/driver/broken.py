@@ -227,9 +227,10 @@ class ForgetsOtherDevices(FaithfulToPeers):
         self._host.advise(address, nbytes, advice, min(place, 0))
 
 
-class Broken(DriverConformance):
+class Made:
+    """Makes the driver of a test."""
+
     patience: ClassVar[float] = 0.5  # a failing test waits so long
-    full_house: ClassVar[int] = COMPUTE_SLOTS
     make: ClassVar[type[Faithful]]
 
     @pytest.fixture
@@ -239,15 +240,12 @@ class Broken(DriverConformance):
         driver.close()
 
 
-class BrokenPeers(PeerConformance):
-    patience: ClassVar[float] = 0.5
-    make: ClassVar[type[FaithfulToPeers]]
+class Broken(Made, DriverConformance):
+    full_house: ClassVar[int] = COMPUTE_SLOTS
 
-    @pytest.fixture
-    def driver(self) -> Iterator[Driver]:
-        driver = cast("Driver", self.make())
-        yield driver
-        driver.close()
+
+class BrokenPeers(Made, PeerConformance):
+    pass
 
 
 class TestFaithful(Broken):
