@@ -261,7 +261,7 @@ async def test_orphan_is_reclaimed_once() -> None:
         gate.set()
         await asyncio.to_thread(first.join, PATIENCE)
         del peer.before["stream_destroy"]
-        assert loop_states.reclaim()
+        await until(loop_states.reclaim, "the thread that locks staging memory for the closed loop")
         assert len(destroyed) == 1
         assert device.statistics().streams == 0
 
