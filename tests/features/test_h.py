@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
+from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, UnsupportedError
 from aiocuda._base._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
@@ -37,7 +37,7 @@ async def test_one_address_for_host_and_device(device: Device) -> None:
 
 
 async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
-    """H2: each is awaited, and the driver confirms it. Only the buffer's own device and the host access it."""
+    """H2: each is awaited, and the driver confirms it."""
     driver = HostDriver(devices=2)
     try:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
@@ -49,11 +49,6 @@ async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
             for to, place in (("device", 0), ("host", -1), (1, 1)):
                 await quickly(stream.prefetch(buffer, to))
                 await quickly(buffer.advise("preferred_location", to))
-                if to == 1:
-                    with pytest.raises(WrongDeviceError):
-                        await buffer.advise("accessed_by", to)
-                    assert await told() == ManagedAttributes(False, place, frozenset(), place)
-                    continue
                 await quickly(buffer.advise("accessed_by", to))
                 assert await told() == ManagedAttributes(False, place, frozenset({place}), place)
                 await quickly(buffer.unadvise("accessed_by", to))
@@ -64,6 +59,26 @@ async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
             assert await told() == ManagedAttributes(last_prefetch=1)
     finally:
         driver.close()
+
+
+async def test_streams_of_every_device_use_it() -> None:
+    """H5: launches, copies and fills of two devices, in their order; the memory is free after the work of both."""
+    driver = HostDriver(devices=2)
+    async with aiocuda.open_device(driver=driver) as one, aiocuda.open_device(1, driver=driver) as other:
+        async with one.stream() as near, other.stream() as stream:
+            buffer = one.unified(1024, np.uint32)
+            filled = near.fill(buffer, 2)
+            await quickly(stream.wait(filled))
+            launched = stream.launch(AFFINE, 1, 32, buffer, 1024, 3, 1)
+            near.wait(launched)
+            assert (await quickly(near.download(buffer)) == 7).all()
+            assert {found.target for found in buffer.migrations()} == {0, 1}
+            buffer.free()
+            with pytest.raises(aiocuda.StaleHandleError):
+                stream.fill(buffer, 1)
+        await quickly(one.drain())
+        assert one.memory.statistics().live_bytes == 0
+    driver.close()
 
 
 async def test_migrations_are_recorded_and_a_prefetch_is_suggested(device: Device) -> None:

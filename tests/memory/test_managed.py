@@ -196,10 +196,10 @@ async def test_loop_that_closes_leaves_its_memory_to_the_others() -> None:
         await lent_again(device, addresses[0], 1000)
 
 
-async def test_freed_by_a_stream_of_another_device(device: Device) -> None:
+async def test_freed_by_a_stream_of_another_driver(device: Device) -> None:
     async with open_peer() as (_, other), other.stream() as stream:
         buffer = device.unified(4)
-        with pytest.raises(aiocuda.WrongDeviceError, match="another device"):
+        with pytest.raises(aiocuda.WrongDeviceError, match="another driver"):
             buffer.free(stream)
         buffer.array[:] = 1
 

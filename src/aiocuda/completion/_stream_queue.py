@@ -44,6 +44,7 @@ from ._submission import SUBMIT_AHEAD, SubmissionLimit
 if TYPE_CHECKING:
     from .._base._wakeups import Waiters
     from .._core import Lease, Waiter
+    from ._device_state import DeviceState
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
@@ -85,6 +86,9 @@ class StreamQueue(Ring):
         Limits the submitted functions whose work is unfinished: see `Stream.submit`.
     foreign : dict
         Other libraries' objects for the stream, by the `ForeignStreams` that made them.
+    base : DeviceState or None
+        The device whose coordinator alone enqueues here, for operations over several devices: these deliver the
+        failures, so the loop gets none that was not read. That device waits for them when it closes.
     recorded_bytes : int
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
@@ -93,8 +97,8 @@ class StreamQueue(Ring):
     shared = Obstacle(SHARED)
     recorded = Obstacle(RECORDED)
 
-    __slots__ = ("_stream", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name", "opened_at",
-                 "recorded_bytes", "submissions")  # fmt: skip
+    __slots__ = ("_stream", "base", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name",
+                 "opened_at", "recorded_bytes", "submissions")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         super().__init__(reactor, handle, StreamOperation)
@@ -108,6 +112,7 @@ class StreamQueue(Ring):
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
         self.recorded_bytes = 0
+        self.base: DeviceState | None = None
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
         reactor.add(self)
@@ -672,7 +677,8 @@ class StreamQueue(Ring):
                 self.reports.faulted(operation, awaited)
             if self.pending and self.pending[0] is operation:  # a hook may have led here, too
                 self.pending.popleft()
-        poison.delivered = self.reactor.failed == before  # no operation has failed, so there is nothing to deliver
+        # If no operation has failed, there is nothing to deliver.
+        poison.delivered = self.reactor.failed == before or self.base is not None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

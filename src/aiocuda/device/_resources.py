@@ -23,11 +23,14 @@ from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, InvalidTypeError, WrongDeviceError
+from ..kernels import Kernel
 from ..kernels._extent import check_extent
+from ..kernels._kernel import kernel_of_ptx
 from ..memory._allocator import DeviceMemory
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._host_writes import HOST_WRITES
+from ..memory._managed import ManagedBlock
 from ..memory._pinned import PinnedPool
 from ..memory.interchange._exports import Exports
 from ..memory.interchange._foreign import ForeignMemory
@@ -174,7 +177,8 @@ class DeviceResources:
     def check_usable(self, memory: Block) -> None:
         """Raise unless a stream of this device may use the memory.
 
-        `StaleHandleError` if it has been freed, `WrongDeviceError` if it belongs to another device or driver.
+        Every device of the driver that has concurrent managed access may use managed memory. `StaleHandleError` if it
+        has been freed, `WrongDeviceError` if it belongs to another device or driver.
         """
         memory.check()
         if memory.driver is not self.driver:
@@ -183,6 +187,9 @@ class DeviceResources:
                 "on a stream of its own and upload it here, or open both devices on one driver"
             )
         if memory.device not in (self.index, -1):
+            if isinstance(memory, ManagedBlock):
+                memory.check_shared(self.properties)
+                return
             raise WrongDeviceError(
                 f"this buffer lives on device {memory.device}, the stream is on device {self.index}: "
                 "bring it over by stream.copy(target, source)"
@@ -220,6 +227,13 @@ class DeviceResources:
     def check_extent(self, grid: object, block: object, shared_bytes: object) -> None:
         """Raise `InvalidArgumentError` unless the device can launch a kernel with this extent."""
         check_extent(grid, block, shared_bytes, self.properties)
+
+    @staticmethod
+    def kernel_of_ptx(
+        read: Callable[[str], str], name: str, parameters: str, host: Callable[..., object]
+    ) -> Kernel:  # fmt: skip
+        """Return a kernel that is shipped as PTX. ``read(name)`` returns that, on a worker thread."""
+        return kernel_of_ptx(read, name, parameters, host)
 
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""

@@ -24,6 +24,7 @@ from ._migrations import PAGE, Migrations
 from ._resource import MemoryResource, Reservation, unreserve
 
 if TYPE_CHECKING:
+    from .._base._types import DeviceProperties
     from .._core import Operation
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
@@ -69,6 +70,25 @@ class ManagedBlock(Block):
     @ready.setter
     def ready(self, ready: bool) -> None:
         """Ignore the assignment."""
+
+    def obstacle(self, properties: DeviceProperties) -> DeviceProperties | None:
+        """Return the device that keeps streams of another device, with these properties, from using the memory.
+
+        Both devices need concurrent managed access. Without it on either, CUDA keeps the memory where its own device
+        uses it. None if both have it.
+        """
+        both = (properties, self.owner.device_state.properties)
+        return next((each for each in both if not each.concurrent_managed_access), None)
+
+    def check_shared(self, properties: DeviceProperties) -> None:
+        """Raise `WrongDeviceError` unless streams of another device, with these properties, may use the memory."""
+        obstacle = self.obstacle(properties)
+        if obstacle is not None:
+            raise WrongDeviceError(
+                f"{self} is managed memory of device {self.device}, and {obstacle.name} has no concurrent managed "
+                "access (device.properties.concurrent_managed_access), so no stream of another device can use it: "
+                "bring it over by stream.copy(target, source)"
+            )
 
     def view(self, offset: int) -> Any:
         """Return a ctypes array over the memory from that byte on. It holds a reference to the block."""
@@ -239,14 +259,16 @@ class ManagedPool:
 
     def free(self, block: Block, queue: StreamQueue | None) -> None:
         """Free a block once everything that uses it has passed. ``queue`` is only checked."""
+        assert isinstance(block, ManagedBlock)
         if queue is not None and not self._memory.owns(queue):
-            raise WrongDeviceError(f"{queue.name} is a stream of another device: free on a stream of this one")
+            if queue.driver is not self.driver:
+                raise WrongDeviceError(f"{queue.name} is a stream of another driver: free on a stream of this one")
+            block.check_shared(queue.device_state.properties)
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()
         if queue is not None:
             queue.check()
-        assert isinstance(block, ManagedBlock)
         if block.viewed:
             raise BusyError("NumPy arrays over this managed memory exist: drop what `array` has returned, then free it")
         block.retire()

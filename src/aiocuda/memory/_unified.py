@@ -159,9 +159,6 @@ class UnifiedBuffer(DeviceBuffer):
         The advice is in no stream's order: it applies when this returns. It applies to the memory's pages, and ends
         with `unadvise` or with the buffer.
 
-        Streams of other devices cannot use the buffer, so ``"accessed_by"`` is for its own device and for the host. The
-        other device gets the data by `Stream.copy` into a buffer of its own.
-
         Parameters
         ----------
         advice
@@ -178,7 +175,7 @@ class UnifiedBuffer(DeviceBuffer):
         UnsupportedError
             The device takes no such advice (``concurrentManagedAccess`` is 0).
         WrongDeviceError
-            ``"accessed_by"`` for another device; or a `Device` of another driver.
+            A `Device` of another driver.
         InvalidArgumentError, InvalidTypeError
             No such advice, or no such place.
         """
@@ -199,13 +196,6 @@ class UnifiedBuffer(DeviceBuffer):
                 f"{'' if setting else 'taking back '}{advice!r} names no place: leave {to!r} out"
             )
         place = place_of("device" if to is None else to, pool.device_state, "advised")
-        if advice == "accessed_by" and place not in (own, HOST):
-            raise WrongDeviceError(
-                f"device {place} cannot access {self!r}, which lives on device {own}: copy it into a buffer of device "
-                f"{place} by stream.copy(target, source)",
-                device=place,
-                expected=own,
-            )
         if place == own and not pool.properties.concurrent_managed_access and advice != "read_mostly":
             raise UnsupportedError(
                 f"{pool.properties.name} takes no advice {advice!r}: it has no concurrent managed access "

@@ -57,7 +57,10 @@ def wait_for(stream: Stream, operation: StreamOperation[Any]) -> None:
     queue = stream._queue
     if operation.queue is queue or operation.status == DONE:
         return
-    if operation.queue.reactor is not queue.reactor or (operation.extra is not None and operation.failure is not None):
+    theirs = operation.queue
+    if (
+        theirs.reactor is not queue.reactor and (theirs.loop is not queue.loop or theirs.driver is not queue.driver)
+    ) or (operation.extra is not None and operation.failure is not None):
         stream.wait(operation)  # it refuses an operation of another loop or another driver
         return
     if queue.obstacles & CLOSED:

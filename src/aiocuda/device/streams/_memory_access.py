@@ -61,10 +61,10 @@ class MemoryAccess:
     def note_cross_device_use(self, memory: Block) -> None:
         """Let the close of another device, which the memory belongs to, wait for this stream.
 
-        Raise `ClosedError` if that device is being closed.
+        Raise `ClosedError` if that device is being closed; not if it is the base of the stream.
         """
         queue, device_state = self._queue, memory.owner.device_state
-        if device_state.closing:
+        if device_state.closing and queue.base is not device_state:
             raise ClosedError(
                 f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
             )

@@ -617,10 +617,18 @@ def _new_stream(
 
 
 def open_stream(
-    resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str
-) -> Stream:
-    """Create a stream, also while the device is being closed: then for work that was accepted before."""
-    return _new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+    resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str, *,
+    base: DeviceResources | None = None,
+) -> Stream:  # fmt: skip
+    """Create a stream, also while the device is being closed: then for work that was accepted before.
+
+    ``base`` is the device whose coordinator alone enqueues on the stream, for operations over several devices. Then a
+    fault that no caller reads from operations of the stream is not reported: the coordinator delivers it. While that
+    device closes, the stream may use its memory.
+    """
+    queue = resources.streams.open(loop_state, priority, name)
+    queue.base = None if base is None else base.device_state
+    return _new_stream(resources, queue, priority, opened_at)
 
 
 def launch_converted(

@@ -20,6 +20,7 @@ from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, Unsuppo
 from ...memory._allocations import Allocations
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
+from ...memory._managed import ManagedBlock
 from ...memory._pinned import PinnedBuffer, pinned_block_of
 from ...memory._staging import SMALL_BYTES, move_small, stage_down, stage_up
 from ...memory._unified import UnifiedBuffer, place_of
@@ -303,13 +304,15 @@ class Transfers:
         to, origin = block_of(target), block_of(source)
         check_overlap(target, source)
         here = self._resources.index
-        if here not in (to.device, origin.device):
+        to_place = here if to.device == here else self._place(to)
+        place = here if origin.device == here else self._place(origin)
+        if here not in (to_place, place):
             raise WrongDeviceError(
                 f"copy from device {origin.device} to device {to.device} on a stream of device {here}: "
                 "use a stream of one of the two"
             )
-        for block in (to, origin):
-            if block.device == here or block.driver is not self._driver:
+        for block, at in ((to, to_place), (origin, place)):
+            if at == here or block.driver is not self._driver:
                 self._access.prepare(block)  # raises, if the block is another driver's
             else:
                 block.check()
@@ -317,14 +320,14 @@ class Transfers:
                 if block.allocation_event is not None:
                     queue.follow(block.allocation_event)
         estimate = self._estimate("copy", nbytes)
-        if to.device == origin.device:
+        if to_place == place:
             call: tuple[int, ...] = (queue.handle, target.address, source.address, nbytes)
             operation = queue.enqueue("copy", estimate, self._driver.copy, call, (target, source))
         else:
-            call = (queue.handle, target.address, to.device, source.address, origin.device, nbytes)
+            call = (queue.handle, target.address, to_place, source.address, place, nbytes)
             operation = queue.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
-        for block in (to, origin):
-            if block.device == here:
+        for block, at in ((to, to_place), (origin, place)):
+            if at == here:
                 block.uses[queue] = operation
             else:
                 block.used_by_peer(queue, operation)
@@ -333,6 +336,13 @@ class Transfers:
         self.copies += 1
         self.bytes_copied += nbytes
         return operation
+
+    def _place(self, block: Block) -> int:
+        """Return the device of memory that is not this device's: shared managed memory counts as that of the stream."""
+        here = self._resources
+        if isinstance(block, ManagedBlock) and block.driver is here.driver and block.obstacle(here.properties) is None:
+            return here.index
+        return block.device
 
     def fill(self, buffer: DeviceBuffer, value: object) -> StreamOperation[None]:
         queue = self._queue
