@@ -6,6 +6,7 @@ notifiers. If such an internal changes, only this module has to follow.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from aiocuda.completion._submission import Submission
 from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.coordination._bracket import scheduled as bracket_node
 from aiocuda.coordination._scheduled_node import ScheduledNode
+from aiocuda.device._event import Event
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._buffer import DeviceBuffer
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from aiocuda.completion._notifiers import NotifierPool
     from aiocuda.completion._stream_queue import StreamQueue
     from aiocuda.coordination import Node
-    from aiocuda.device._event import Event
     from aiocuda.driver.simulated import SimulatedDriver
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "event_handle",
     "event_is_lent",
     "event_limit",
+    "events_in_use",
     "failure_was_seen",
     "for_program",
     "free_notifier_tokens",
@@ -325,6 +327,13 @@ def event_limit(pool: EventPool, timing: bool | None = None) -> int:
 def event_is_lent(event: Event, pool: EventPool) -> bool:
     """True if an event is on loan from a pool."""
     return event._lease is not None and event.lender is pool
+
+
+def events_in_use(driver: SimulatedDriver) -> int:
+    """Return the number of CUDA events that `Event` objects of the program hold. Slow: it visits all objects."""
+    events = [thing for thing in gc.get_objects() if isinstance(thing, Event)]
+    held = (event._lease for event in events if event._device_state.driver is driver)
+    return len({lease.handle for lease in held if lease is not None})
 
 
 def scheduled(node: Node[Any]) -> ScheduledNode[Any]:
