@@ -133,6 +133,12 @@ def _recorded(world: World) -> Any:
     return world.stream.record()
 
 
+async def _collective(world: World) -> Any:
+    """A coordinator; two buffers that are apart; one that overlaps both; a shorter one."""
+    base = world.stream.empty(30)
+    return world.holding(AsyncCoordinator(world.device)), base[:10], base[10:20], base[5:15], base[20:25]
+
+
 async def _closed(world: World) -> AsyncCoordinator:
     coordinator = AsyncCoordinator(world.device)
     await coordinator.aclose()
@@ -217,6 +223,24 @@ CASES = [
     Case(54, "priority 0", lambda _, made: _set_priority(made[3], 0), InvalidArgumentError, "0", _two),
     Case(54, "priority after the end", lambda _, made: _set_priority(made[2], "low"), BusyError, "second", _done),
     Case(54, "closed coordinator", lambda _, coordinator: coordinator.host(int), ClosedError, "closed", _closed),
+    *(
+        Case(54, f"collective: {name}", call, error, text, _collective)
+        for name, call, error, text in (
+            ("no buffers", lambda _, made: made[0].all_reduce([]), InvalidArgumentError, "empty"),
+            ("one buffer", lambda _, made: made[0].all_reduce(made[1]), InvalidTypeError, "several"),
+            ("twice", lambda _, made: made[0].all_reduce([made[1], made[1]]), InvalidArgumentError, "twice"),
+            ("overlap", lambda _, made: made[0].reduce(made[1:3], made[3]), InvalidArgumentError, "overlap"),
+            ("shapes", lambda _, made: made[0].broadcast(made[1], [made[4]]), InvalidArgumentError, "shapes differ"),
+            (
+                "dtypes",
+                lambda _, made: made[0].broadcast(made[1], [made[2].view("int32")]),
+                InvalidTypeError,
+                "dtypes differ",
+            ),
+            ("operation", lambda _, made: made[0].all_reduce(made[1:3], "mean"), InvalidArgumentError, "'mean'"),
+            ("number", lambda _, made: made[0].broadcast(made[1], [7]), InvalidTypeError, "int"),
+        )
+    ),
     Case(54, "no node", lambda _, made: made[0].host(int, after=7), InvalidTypeError, "7", _done),
     *(
         Case(

@@ -30,7 +30,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch, SimulatedDriver
+from aiocuda.testing import Latch
+from tests.driver.several import SEVERAL_DEVICES, open_driver
 from tests.helpers import SPIN, TRAP, block_until, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -479,16 +480,14 @@ async def test_parties_of_one_loop() -> None:
 # Two devices
 
 
-@pytest_asyncio.fixture(params=["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu(2))])
+@pytest_asyncio.fixture(params=SEVERAL_DEVICES)
 async def two(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Device, Device]]:
     """Two devices of one driver."""
-    own: Any = {"host": HostDriver, "simulated": SimulatedDriver}.get(request.param)
-    driver: Any = own(devices=2) if own is not None else "cuda"
+    driver = open_driver(request.param, 2)
     async with aiocuda.open_device(0, driver=driver) as first:
         async with aiocuda.open_device(1, driver=driver) as second:
             yield first, second
-    if own is not None:
-        driver.close()
+    driver.close()
 
 
 async def test_devices_meet(two: tuple[Device, Device]) -> None:

@@ -293,3 +293,22 @@ async def test_pinned_buffers_are_keys(device: Device) -> None:
     assert len({one, two, one}) == 2
     assert {one: 1, two: 2}[two] == 2
     assert await quickly(one.wait()) is one
+
+
+async def test_collectives(device: Device) -> None:
+    """E14: broadcast, reduction and all-reduce are operations of these kinds, in the order of their buffers' uses."""
+    arrays = [np.arange(ITEMS, dtype=np.float32) / np.float32(divisor) for divisor in (3, 7, 11)]
+    want = (arrays[0] + arrays[1]) + arrays[2]
+    async with AsyncCoordinator(device) as coordinator:
+        parts = [coordinator.upload(array) for array in arrays]
+        total, copy = (coordinator.compute_stream.empty(ITEMS) for _ in range(2))
+        nodes = [
+            coordinator.reduce(parts, total),
+            coordinator.broadcast(total, [copy]),
+            coordinator.all_reduce(parts),
+        ]
+        assert [node.kind for node in nodes] == ["reduction", "broadcast", "all-reduce"]
+        written: list[Any] = [total, copy, *parts]
+        for buffer in written:
+            found = await quickly(coordinator.download(buffer).wait())
+            assert found.tobytes() == want.tobytes()

@@ -8,7 +8,9 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
+from aiocuda.errors import DriverError
 from aiocuda.testing import Latch
+from tests.helpers import open_peer, quickly
 
 
 @pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -105,6 +107,17 @@ async def test_hold_that_ends_by_itself_raises(device: aiocuda.Device) -> None:
             await latch.held()
         with pytest.raises(AssertionError, match=r"ended by itself after 0\.3 s"):
             latch.release()
+
+
+@pytest.mark.asyncio
+async def test_kernel_that_will_never_run_raises() -> None:
+    """Its launch is refused after the call has returned: the kernel was being loaded."""
+    async with open_peer() as (peer, device), device.stream() as stream:
+        peer.refuse("launch")
+        with Latch(device) as latch:
+            latch.hold(stream)
+            with pytest.raises(DriverError):
+                await quickly(latch.held())
 
 
 @pytest.mark.asyncio

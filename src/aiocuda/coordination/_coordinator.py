@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
 
@@ -18,13 +18,21 @@ from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
 from ..device import Device, Event
-from ..errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
+from ..errors import (
+    ClosedError,
+    DeviceFault,
+    DeviceOutOfMemory,
+    InvalidArgumentError,
+    InvalidTypeError,
+    WrongDeviceError,
+)  # fmt: skip
 from ..kernels import Kernel
 from ..lowlevel import Block, StreamOperation, as_source, as_target, block_of, launch_converted, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket, scheduled
+from ._collectives import Broadcast, Collective, Reduction, buffers_of, check_collective
 from ._node import KINDS, RANKS, Kind, Node, NodePriority, check_priority
 from ._scheduled_node import ABANDONED, DONE, FAILED, SKIPPED, ScheduledNode
 from ._scheduler import SAMPLED, Scheduler
@@ -277,6 +285,93 @@ class AsyncCoordinator(Owner):
         self._link(node, after, accesses, began, uploads=uploads)
         return node
 
+    def broadcast(
+        self, source: DeviceBuffer | Node[DeviceBuffer], targets: Iterable[DeviceBuffer | Node[DeviceBuffer]], *,
+        after: After = (), stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
+        label: str | None = None,
+    ) -> Node[None]:  # fmt: skip
+        """Copy a buffer to others, on this and other devices. ``cuMemcpyDtoDAsync``, ``cuMemcpyPeerAsync``.
+
+        The devices of the buffers must be open, on one driver. Streams of other devices belong to the coordinator and
+        end with it. `InvalidArgumentError` if ``targets`` is empty, if shapes differ or if buffers overlap;
+        `InvalidTypeError` if dtypes differ.
+        """
+        began, node = self._begin("broadcast", "compute", stream, priority, description, label)
+        things = [source, *buffers_of(targets, "targets")]
+
+        def prepare(found: list[DeviceBuffer]) -> Collective:
+            check_collective(self._resources, [found])
+            return Broadcast(node, self._scheduler.streams, found[0], found[1:])
+
+        return self._collect(node, after, things, began, prepare, reads=slice(1), writes=slice(1, None))
+
+    def reduce(
+        self, sources: Iterable[DeviceBuffer | Node[DeviceBuffer]], target: DeviceBuffer | Node[DeviceBuffer],
+        operation: str = "sum", *, after: After = (), stream: Stream | None = None, priority: NodePriority = "normal",
+        description: str = "", label: str | None = None,
+    ) -> Node[None]:  # fmt: skip
+        """Combine buffers, item by item, into another buffer, or into one of them.
+
+        The sources are combined in the order of the list, so the result has the same bits in every run. float16 and
+        bfloat16 are combined in float32 and rounded once; integers wrap.
+
+        Parameters
+        ----------
+        sources, target
+            Buffers of one shape and one dtype: an integer, float16, bfloat16, float32 or float64. They may be on
+            several devices, as for `broadcast`.
+        operation
+            ``"sum"``, ``"product"``, ``"minimum"`` or ``"maximum"``. The last two propagate NaN, as in NumPy.
+        after, stream, priority, description, label
+            As for `upload`.
+        """
+        began, node = self._begin("reduction", "compute", stream, priority, description, label)
+        things = [*buffers_of(sources, "sources"), target]
+
+        def prepare(found: list[DeviceBuffer]) -> Collective:
+            check_collective(self._resources, [found[:-1], found[-1:]])
+            return Reduction(node, self._scheduler.streams, found[:-1], found[-1:], operation)
+
+        return self._collect(node, after, things, began, prepare, reads=slice(-1), writes=slice(-1, None))
+
+    def all_reduce(
+        self, buffers: Iterable[DeviceBuffer | Node[DeviceBuffer]], operation: str = "sum", *, after: After = (),
+        stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
+        label: str | None = None,
+    ) -> Node[None]:  # fmt: skip
+        """Combine buffers, item by item, and write the result to all of them. See `reduce`.
+
+        All buffers have the same bits then. On one device, up to 8 buffers are read once and written once.
+        """
+        began, node = self._begin("all-reduce", "compute", stream, priority, description, label)
+        things = buffers_of(buffers, "buffers")
+
+        def prepare(found: list[DeviceBuffer]) -> Collective:
+            check_collective(self._resources, [found])
+            return Reduction(node, self._scheduler.streams, found, found, operation)
+
+        return self._collect(node, after, things, began, prepare, reads=slice(None), writes=slice(None))
+
+    def _collect(
+        self, node: ScheduledNode[Any], after: After, things: list[Any], began: float,
+        prepare: Callable[[list[DeviceBuffer]], Collective], reads: slice, writes: slice,
+    ) -> Node[None]:  # fmt: skip
+        """Register a collective of buffers and nodes of uploads. Two slices of them are what it reads and writes."""
+        uploads = [self._own(thing) for thing in things if isinstance(thing, Node)]
+        error, resolved = _resolve(tuple(things))
+        found = [None if thing is None and error is not None else _as_buffer(thing) for thing in resolved]
+        stream = node.stream
+        if stream is not None and resources_of(stream.device).driver is not self._resources.driver:
+            raise WrongDeviceError(
+                f"{stream!r} belongs to another driver than this coordinator: name a stream of its own"
+            )
+        if error is None:
+            collective = prepare(cast("list[DeviceBuffer]", found))
+            node.work, node.find_busy = collective.submit, collective.find_busy
+        read, written = ([buffer for buffer in found[part] if buffer is not None] for part in (reads, writes))
+        self._link(node, after, accesses_of(read, written), began, uploads=uploads, is_checked=True)
+        return node
+
     def operation(
         self, kind: Kind, *, after: After = (), reads: Iterable[Any] = (), writes: Iterable[Any] = (),
         stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
@@ -361,11 +456,19 @@ class AsyncCoordinator(Owner):
 
     def _link(
         self, node: ScheduledNode[Any], after: After, accesses: list[Access], began: float,
-        error: BaseException | None = None, uploads: Iterable[ScheduledNode[Any]] = (),
+        error: BaseException | None = None, uploads: Iterable[ScheduledNode[Any]] = (), is_checked: bool = False,
     ) -> None:  # fmt: skip
-        """Add the edges of a node, and register it. ``uploads`` are nodes that were passed instead of their buffers."""
+        """Add the edges of a node, and register it.
+
+        Parameters
+        ----------
+        uploads
+            Nodes that were passed instead of their buffers.
+        is_checked
+            The node uses streams of all devices of its memory.
+        """
         scheduler = self._scheduler
-        if node.work is not None and node.role != "host":
+        if node.work is not None and not is_checked and node.role != "host":
             # The usual case without a call: memory of this device, in a stream of the coordinator.
             index = self._resources.index
             for access in accesses:
@@ -536,7 +639,8 @@ class AsyncCoordinator(Owner):
 
     async def _drain(self) -> None:
         await self._scheduler.drain()
-        await self._resources.streams.drain([queue_of(stream) for stream in self._scheduler.streams.all()])
+        streams = [stream for _, stream in self._scheduler.streams.everywhere()]
+        await self._resources.streams.drain([queue_of(stream) for stream in streams])
 
     async def _release(self, outcome: Outcome) -> None:
         if outcome == "done" or not self._resources.closing:  # a device that closes waits for its operations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .._base._types import Priority, SourceLine
 from ..device import Device
 from ..errors import ClosedError
-from ..lowlevel import Queue, open_stream, owned, queue_of, resources_of
+from ..lowlevel import DeviceResources, Queue, open_stream, owned, queue_of, resources_of
 from ._scheduled_node import ScheduledNode
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ class CoordinatorStreams:
         For each queue on which open brackets enqueue, the number of these brackets.
     """
 
-    __slots__ = ("_closing", "_groups", "_most", "_resources", "held", "submitted")
+    __slots__ = ("_closing", "_groups", "_lanes", "_most", "_resources", "held", "submitted")
 
     def __init__(self, device: Device, most: int) -> None:
         self._resources = resources_of(device)
         self._most = {"upload": 1, "compute": most, "download": 1}
         self._groups: dict[tuple[str, Priority], dict[Queue, Stream]] = {}
+        #: The streams of collectives: for kernels and for copies, of each device.
+        self._lanes: dict[tuple[DeviceResources, str, Priority], Stream] = {}
         self.submitted: dict[Queue, deque[ScheduledNode[Any]]] = {}
         self.held: dict[Queue, int] = {}
         self._closing = False
@@ -84,6 +86,36 @@ class CoordinatorStreams:
     def all(self) -> list[Stream]:
         """Return all streams that were created."""
         return [stream for group in self._groups.values() for stream in group.values()]
+
+    def everywhere(self) -> list[tuple[DeviceResources, Stream]]:
+        """Return all streams that were created, with their devices: those of collectives, too."""
+        lanes = [(resources, stream) for (resources, _, _), stream in self._lanes.items()]
+        return [*((self._resources, stream) for stream in self.all()), *lanes]
+
+    def of_device(self, resources: DeviceResources, role: str, rank: int) -> Stream:
+        """Return the stream of collectives on a device, for one role: ``"compute"`` or ``"copy"``.
+
+        Only collectives enqueue on it, and none of them is accepted after `refuse`, so that does not concern it. Their
+        nodes deliver its failures. While the coordinator's device closes, `let_in` opens it for those accepted before.
+        """
+        level = LEVELS[rank]
+        stream = self._lanes.get((resources, role, level))
+        if stream is None:
+            # Without those of devices that were closed since.
+            self._lanes = {key: lane for key, lane in self._lanes.items() if not (lane.closed and key[0].closed)}
+            name = f"collective-{role}-{level}"
+            loop_state = resources.loop_state(while_closing=resources is self._resources)
+            opened = open_stream(resources, loop_state, level, name, str(SourceLine.of_caller()), base=self._resources)
+            stream = self._lanes[resources, role, level] = owned(opened)
+        return stream
+
+    def let_in(self, resources: DeviceResources, queue: Queue) -> bool:
+        """Open a stream that the coordinator's closing device has closed. Return whether it was closed."""
+        return resources is self._resources and self._resources.streams.let_in(queue)
+
+    def known(self, resources: DeviceResources, role: str, rank: int) -> Stream | None:
+        """Return a stream that `of_device` has returned, if there is one."""
+        return self._lanes.get((resources, role, LEVELS[rank]))
 
     def owns(self, queue: Queue) -> bool:
         """True if the queue belongs to the coordinator, so that only the coordinator enqueues on it."""

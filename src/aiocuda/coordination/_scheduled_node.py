@@ -122,6 +122,10 @@ class ScheduledNode(Node[T_co]):
         The nodes that wait until this one is waitable.
     waitable : bool
     substitutes : tuple of Operation
+    find_busy : callable or None
+        Given the queue of a collective's node, returns another queue of it that has operations on the host, if any.
+    parts : tuple of Operation
+        The newest operations of a collective on other streams than that of its operation, which waits for them.
     value
         The result, if no operation has it.
     error : BaseException or None
@@ -155,6 +159,8 @@ class ScheduledNode(Node[T_co]):
     dependents: list[ScheduledNode[Any]] | None = None
     waitable = False
     substitutes: tuple[StreamOperation[Any], ...] = ()
+    find_busy: Callable[[Queue], Queue] | None = None
+    parts: tuple[StreamOperation[Any], ...] = ()
     value: Any = None
     error: BaseException | None = None
     root_failure: RootFailure | None = None
@@ -482,8 +488,8 @@ class ScheduledNode(Node[T_co]):
         ``mark`` is an operation of this node's own stream that is among them.
         """
         newest: dict[Queue, StreamOperation[Any]] = {} if mark is None else {mark.queue: mark}
-        for other in self.prerequisites:
-            for operation in other.operations():
+        for operations in (self.parts, *(other.operations() for other in self.prerequisites)):
+            for operation in operations:
                 known = newest.get(operation.queue)
                 if not operation.is_settled and (known is None or known.id < operation.id):
                     newest[operation.queue] = operation
@@ -557,6 +563,8 @@ class ScheduledNode(Node[T_co]):
             if failure is None:
                 return  # only the result was dropped: dependents run
             error = failure.poison.error
+        elif failure is not None and self.scheduler.streams.owns(operation.queue):
+            error = self.error = failure.poison.error  # also if the operation that failed is another one of this node
         else:
             error = self.error = operation.value
         if failure is not None:
@@ -595,8 +603,11 @@ class ScheduledNode(Node[T_co]):
             self.phase = DONE
         elif self.phase < DONE:
             self.phase = self._unsuccessful_phase()
+        for part in self.parts:
+            if part.failure is not None:  # the failure of this node tells the program of it
+                part.failure.poison.delivered = True
         self.prerequisites.clear()
-        self.substitutes = ()
+        self.substitutes = self.parts = ()
         return self.phase
 
     def _unsuccessful_phase(self) -> int:

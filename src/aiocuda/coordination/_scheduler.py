@@ -395,8 +395,9 @@ class Scheduler:
             queue = queue_of(stream)
             if queue.obstacles and self.resources.streams.let_in(queue):  # raises if the program has closed its stream
                 late = queue
-            if queue.on_host:
-                self._block(queue, node)
+            busy = queue if node.find_busy is None and not self.substituted else self._find_busy(queue, node)
+            if busy.on_host:
+                self._block(busy, node)
                 return
             if self.ready.size:
                 self.ready.served(node)
@@ -430,6 +431,21 @@ class Scheduler:
             node.wake_waiters()
             return
         self.accept(node, queue, operation)
+
+    @staticmethod
+    def _find_busy(queue: Queue, node: ScheduledNode[Any]) -> Queue:
+        """Return a queue with operations on the host, for which the node must wait; its own queue if there is none.
+
+        That of a substitute that is on the host: it may be skipped with the work for which it stands.
+        """
+        if not queue.on_host and node.find_busy is not None:
+            queue = node.find_busy(queue)
+        if not queue.on_host:
+            for other in node.prerequisites:
+                for substitute in other.substitutes if other.operation is None else ():
+                    if substitute.queue.on_host and not substitute.submitted_at and substitute.failure is None:
+                        return substitute.queue
+        return queue
 
     @staticmethod
     def _follow_substitutes(
@@ -548,6 +564,12 @@ class Scheduler:
             spoiled.delivered = True
             error = spoiled.error if self.streams.owns(queue) else operation.value
             self.note_unread(node.fail(error))
+        for part in node.parts:  # the other streams of a collective continue, too: the node has one failure for all
+            if part.queue.poison is not None:
+                part.queue.poison.delivered = True
+                after = part.queue.mark()  # a refused operation may have reached the device
+                if after is not None:
+                    node.parts += (after,)
         mark = queue.mark()  # after anything of the node that the stream may have accepted
         if mark is not None and mark.failure is not None:
             mark.failure.poison.delivered = True
@@ -858,8 +880,8 @@ class Scheduler:
         self.detector.stop()
         self.graph.clear()
         self.collect_finished()
-        for stream in self.streams.all():
-            self.resources.streams.give_up(queue_of(stream))
+        for resources, stream in self.streams.everywhere():
+            resources.streams.give_up(queue_of(stream))
         if self._drainers or self._producers:
             self.wakes.wake_all(self._drainers, wake_future)
             self.wakes.wake_all(self._producers, wake_future)

@@ -12,7 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from .._base._checks import is_coroutine_function, is_function
 from .._base._mistakes import keyword_only, keywords, lacks
@@ -28,6 +28,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
 _COMPILED = "Kernel.from_cuda_core(ObjectCode.from_{}(code).get_kernel(name), parameters), with cuda.core's ObjectCode"
+
+
+class _Ptx(NamedTuple):
+    """A kernel in PTX, which is ``extern "C"`` there. The driver compiles it."""
+
+    read: Callable[[str], str]
+    symbol: str
 
 
 @lacks(
@@ -160,9 +167,18 @@ class Kernel:
         made._set_up(loaded, signature, host, None)
         return made
 
+    @classmethod
+    def _from_ptx(
+        cls, read: Callable[[str], str], name: str, parameters: str, host: Callable[..., object]
+    ) -> Self:  # fmt: skip
+        """Make a kernel from the PTX that ``read(name)`` returns: called when a device loads it, on a worker thread."""
+        made = cls.__new__(cls)
+        made._set_up(_Ptx(read, name), read_parameters(name, parameters), host, None)
+        return made
+
     def _set_up(
         self,
-        code: CudaSource | LoadedKernel,
+        code: CudaSource | LoadedKernel | _Ptx,
         signature: Signature,
         host: Callable[..., object] | None,
         host_seconds: float | None,
@@ -189,8 +205,9 @@ class Kernel:
     @property
     def source(self) -> CudaSource:
         """The source and its compiler options. `UnsupportedError` for a kernel of `from_cuda_core`, which has none."""
-        if isinstance(self._code, LoadedKernel):
-            raise UnsupportedError(f"{self!r} has no source: cuda.core compiled it")
+        if not isinstance(self._code, CudaSource):
+            compiler = "cuda.core compiled it" if isinstance(self._code, LoadedKernel) else "it is shipped as PTX"
+            raise UnsupportedError(f"{self!r} has no source: {compiler}")
         return self._code
 
     def __repr__(self) -> str:
@@ -207,7 +224,7 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[str]]:
         # Compiled code is not pickled: its handles are valid only in this process.
-        if isinstance(self._code, LoadedKernel):
+        if not isinstance(self._code, CudaSource):
             raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
         make = functools.partial(
             Kernel,
@@ -272,7 +289,7 @@ class Kernel:
         return None if handles is None else handles.get(device)
 
     def origin(self, driver: Driver, device: int) -> str:
-        """Return where a loaded kernel comes from: ``"compiled"``, ``"cache"``, ``"cuda.core"`` or ``"host"``."""
+        """Return its origin, once loaded: ``"compiled"``, ``"cache"``, ``"cuda.core"``, ``"ptx"`` or ``"host"``."""
         return self._origins[driver][device]
 
     def _origin(self, driver: Driver, device: int) -> str:
@@ -280,6 +297,8 @@ class Kernel:
             return "host"
         if isinstance(self._code, LoadedKernel):
             return "cuda.core"
+        if isinstance(self._code, _Ptx):
+            return "ptx"
         compiled = self._images[driver][driver.device_open(device).compute_capability]
         return "cache" if compiled.from_cache else "compiled"
 
@@ -295,6 +314,8 @@ class Kernel:
         loaded: LoadedKernel | None = None
         if isinstance(self._code, LoadedKernel):
             loaded = self._code
+        elif isinstance(self._code, _Ptx):
+            image, symbol = self._code.read(self._code.symbol).encode(), self._code.symbol
         elif driver.wants_image:
             images = self._images.setdefault(driver, {})
             capability = driver.device_open(device).compute_capability
@@ -314,6 +335,13 @@ class Kernel:
             host_seconds=self.host_seconds,
             read_only=read_only,
         )
+
+
+def kernel_of_ptx(
+    read: Callable[[str], str], name: str, parameters: str, host: Callable[..., object]
+) -> Kernel:  # fmt: skip
+    """Return a kernel that is shipped as PTX, so that it needs no compiler. ``read(name)`` returns the PTX."""
+    return Kernel._from_ptx(read, name, parameters, host)
 
 
 def converters_of(kernel: Kernel) -> tuple[Converter, ...]:

@@ -53,7 +53,7 @@ class Latch:
         self._seconds = seconds
         self._kernel: Kernel | None = None
         self._words: PinnedBuffer | None = None  # allocated by the first hold, in a running loop; one row per kernel
-        self._held: list[int] = []  # rows of kernels that may still run
+        self._held: dict[int, Operation[None]] = {}  # by row: kernels that may still run
         self._free = list(range(_MOST))
         self._closed = False
 
@@ -73,7 +73,7 @@ class Latch:
         row = self._take_row(words)
         words[row] = 0
         operation = stream.launch(kernel, 1, 1, words[row], int(self._seconds * 1e9))
-        self._held.append(row)
+        self._held[row] = operation
         return operation
 
     async def held(self) -> None:
@@ -83,10 +83,15 @@ class Latch:
         ------
         AssertionError
             A kernel ended by itself.
+        Exception
+            A kernel will never run, because its operation has failed; this is the error.
         """
         words = self._prepare()[1]
-        while not all(words[row, 0] for row in self._held):  # noqa: ASYNC110 - the kernel only writes memory
-            await asyncio.sleep(0.001)
+        while missing := [operation for row, operation in self._held.items() if not words[row, 0]]:
+            for operation in missing:
+                if operation.state == "failed":
+                    operation.result()
+            await asyncio.sleep(0.001)  # the kernel only writes memory
         self._check()
 
     def release(self) -> None:
@@ -130,7 +135,8 @@ class Latch:
     def _take_row(self, words: PinnedBuffer) -> int:
         if not self._free:  # a kernel writes its state last, so the row of an ended kernel can be used again
             self._free = [row for row in self._held if int(words[row, 0]) > HOLDING]
-            self._held = [row for row in self._held if row not in self._free]
+            for row in self._free:
+                del self._held[row]
         if not self._free:
             raise BusyError(f"this latch holds {_MOST} kernels; release them, or use another latch", limit=_MOST)
         return self._free.pop()
