@@ -17,7 +17,12 @@ def main(argv: list[str] | None = None) -> int:
     """0 when everything was measured, whether or not the bounds hold; 1 when a row or a peer came to grief."""
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all of them if none is named: {', '.join(ROWS)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"all that this machine has the devices for, if none is named: {', '.join(ROWS)}",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report here, after every row; - is stdout")
     parser.add_argument("--driver", choices=("auto", "cuda", "host"), default="auto")
     parser.add_argument("--small", action="store_true", default=None, help="the sizes of the host driver, anywhere")
@@ -30,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(ROWS)}")
     run = Run(
         Options(
-            names=given.names or tuple(ROWS),
+            names=tuple(given.names),
             driver=given.driver,
             small=given.small,
             peers=not given.no_peers,

@@ -7,8 +7,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import aiocuda
 from aiocuda import AsyncCoordinator
 from aiocuda.coordination import Node
+from aiocuda.lowlevel import resources_of
 
 from .figures import Measured
 from .kernels import empty, nanoseconds, spin
@@ -83,6 +85,73 @@ async def coordinator_scale(setting: Setting) -> Measured:
         measured.baseline += [await graph(few) for _ in range(3)]
         measured.samples.append(await graph(many))
     measured.figures["most_waiting"] = most
+    return measured
+
+
+async def all_reduce_256mb(setting: Setting) -> Measured:
+    """Milliseconds for an all-reduce of three buffers of 256 MB on one device.
+
+    Baseline: copies of each of the buffers to another one: as many bytes are read and written. Bound: at most 1.3 times
+    that.
+    """
+    items, count = setting.count("bytes") // 4, setting.count("buffers")
+    stream = setting.stream()
+    buffers = [stream.empty(items) for _ in range(2 * count)]
+    measured = Measured([])
+    async with AsyncCoordinator(setting.device) as coordinator:
+        for buffer in buffers:
+            await stream.fill(buffer, 1)
+        for _ in range(setting.count("repeats") + 1):
+            start = perf_counter()
+            await coordinator.all_reduce(buffers[:count])
+            measured.samples.append((perf_counter() - start) * 1e3)
+            start = perf_counter()
+            for number in range(count):
+                copied = stream.copy(buffers[count + number], buffers[number])
+            await copied
+            measured.baseline.append((perf_counter() - start) * 1e3)
+    del measured.samples[0], measured.baseline[0]  # the first one loads the kernel
+    return measured
+
+
+async def all_reduce_devices(setting: Setting) -> Measured:
+    """Milliseconds for an all-reduce of 256 MB on each of two devices; in microseconds for 1 MB, in the figures.
+
+    Baseline: each device copies half of its buffer to the other one, and gets the other half from it. As many bytes
+    cross the link in each direction.
+    """
+    items = setting.count("bytes") // 4
+    async with aiocuda.open_device(1, driver=resources_of(setting.device).driver) as second:
+        devices, measured = (setting.device, second), Measured([])
+        streams = [device.stream() for device in devices]
+        buffers = [stream.empty(items) for stream in streams for _ in range(2)]
+        for number, buffer in enumerate(buffers):
+            await streams[number // 2].fill(buffer, 1)
+        near, far, half = buffers[0], buffers[2], items // 2
+        small = [buffer[: setting.count("small_bytes") // 4] for buffer in (near, far)]
+        async with AsyncCoordinator(setting.device) as coordinator:
+            for _ in range(setting.count("repeats") + 3):
+                start = perf_counter()
+                await coordinator.all_reduce([near, far])
+                measured.samples.append((perf_counter() - start) * 1e3)
+                start = perf_counter()
+                copies = []
+                for low, high in ((0, half), (half, items)):
+                    copies = [
+                        streams[0].copy(buffers[3][low:high], near[low:high]),
+                        streams[1].copy(buffers[1][low:high], far[low:high]),
+                    ]
+                await aiocuda.gather(*copies)
+                measured.baseline.append((perf_counter() - start) * 1e3)
+            times = []
+            for _ in range(setting.count("repeats") * 5):
+                start = perf_counter()
+                await coordinator.all_reduce(small)
+                times.append((perf_counter() - start) * 1e6)
+            measured.figures["small_us"] = median(times)
+        for stream in streams:
+            await stream.aclose()
+    del measured.samples[:3], measured.baseline[:3]  # the first ones load the kernel and open the streams
     return measured
 
 

@@ -25,6 +25,7 @@ import aiocuda
 from . import machine, report
 from .peers import PEERS, missing
 from .rows import ROWS
+from .setting import HOST_DEVICES
 
 #: Seconds. A row takes 2 to 10, those of long pipelines 45; PyTorch needs 12 for three awaits beside a busy loop.
 LIMIT, BUDGET = 60.0, 300.0
@@ -112,8 +113,10 @@ class Run:
             if self._driver == "host":
                 tell(f"on the host driver: {found.get('reason') or found.get('error')}")
         self._small = self._driver == "host" if options.small is None else options.small
+        devices = found.get("gpus", 0) if self._driver == "cuda" else HOST_DEVICES
+        self._names = options.names or tuple(name for name, row in ROWS.items() if row.devices <= devices)
         self._results: dict[str, dict[str, Any]] = {}
-        self._peers: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in options.names}
+        self._peers: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in self._names}
         self.report: dict[str, Any] = {
             "schema": report.SCHEMA,
             **machine.tree(),
@@ -127,11 +130,11 @@ class Run:
         }
 
     def run(self) -> dict[str, Any]:
-        for name in self._options.names:
+        for name in self._names:
             self._results[name] = self._spawn(["row", name])
             self._tell(report.line(self._update(name)))
         if self._options.peers:
-            for name in self._options.names:
+            for name in self._names:
                 for peer in ROWS[name].peers:
                     self._peers[name][peer] = self._peer(name, peer)
                     self._tell(_peer_line(name, self._update(name)["peers"][peer]))

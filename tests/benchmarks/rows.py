@@ -14,6 +14,7 @@ from .mix import COPY_BYTES
 
 CUPY = "cupy_host_function"
 TORCH = "torch_to_thread"
+NCCL = "nccl4py"
 UVLOOP = "aiocuda_uvloop"
 CUPY_POOL = "cupy_pool"
 TORCH_ALLOCATOR = "torch_allocator"
@@ -37,6 +38,7 @@ class Row:
     small: Mapping[str, float]
     peers: tuple[str, ...] = ()
     function: str = ""
+    devices: int = 1  #: a run of all rows leaves it out where there are fewer
 
     def size(self, small: bool) -> dict[str, float]:
         return {**self.sizes, **(self.small if small else {})}
@@ -549,6 +551,30 @@ _ALL = (
         bounds=(Bound("ratio", at_most=1.05),),
         sizes={"seconds": 50e-6, "iterations": 20, "repeats": 30},
         small={"seconds": 1e-3, "iterations": 4, "repeats": 2},
+    ),
+    Row(
+        name="all_reduce_256mb",
+        title="all-reduce of three buffers of 256 MB on one device",
+        module="coordination",
+        unit="ms",
+        better="lower",
+        baseline="a copy of as many bytes within the device",
+        bounds=(Bound("ratio", at_most=1.3),),
+        sizes={"bytes": 256 << 20, "buffers": 3, "repeats": 20},
+        small={"bytes": 1 << 20, "repeats": 2},
+    ),
+    Row(
+        name="all_reduce_devices",
+        title="all-reduce of 256 MB on each of two devices",
+        module="coordination",
+        unit="ms",
+        better="lower",
+        baseline="copies of as many bytes between the devices",
+        bounds=(Bound("ratio", at_most=1.5),),
+        sizes={"bytes": 256 << 20, "small_bytes": 1 << 20, "repeats": 20, "peer_repeats": 20},
+        small={"bytes": 1 << 20, "small_bytes": 1 << 10, "repeats": 2},
+        peers=(NCCL,),
+        devices=2,
     ),
     Row(
         name="critical_behind_low",

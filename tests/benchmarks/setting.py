@@ -14,6 +14,9 @@ from .c_bound import CBound, c_bound
 from .peers.raw import Raw
 from .turns import TurnMeter
 
+#: The devices of the host driver.
+HOST_DEVICES = 2
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
@@ -43,7 +46,7 @@ class Setting:
 @contextlib.asynccontextmanager
 async def open_setting(driver: str, sizes: Mapping[str, float], turns: TurnMeter) -> AsyncIterator[Setting]:
     """Open the device with its defaults, as a user would, then the bare driver on the same one."""
-    chosen: Any = HostDriver() if driver == "host" else driver
+    chosen: Any = HostDriver(devices=HOST_DEVICES) if driver == "host" else driver
     async with aiocuda.open_device(driver=chosen) as device:
         yield Setting(device, _raw(chosen), turns, sizes)
 

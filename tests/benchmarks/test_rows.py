@@ -117,6 +117,10 @@ class ThreadPeer:
         stream = self.stream()
         return lambda: self.submit(stream, 1e-6 * rows * layers)
 
+    def all_reduce(self, nbytes: int) -> Callable[[], Awaitable[object]]:
+        stream = self.raw.stream()
+        return lambda: self.submit(stream, 0.0)
+
     def empty_free(self, nbytes: int) -> Callable[[], object]:
         stream = self.raw.stream()
         return lambda: self.raw.free(stream, self.raw.allocate(stream, nbytes))

@@ -33,6 +33,7 @@ PEERS: dict[str, PeerInfo] = {
         PeerInfo("torch_to_thread", "PyTorch: asyncio.to_thread(event.synchronize)", "torch"),
         PeerInfo("cupy_pool", "CuPy: cupy.empty from its memory pool", "cupy"),
         PeerInfo("torch_allocator", "PyTorch: torch.empty from its caching allocator", "torch"),
+        PeerInfo("nccl4py", "NCCL: nccl4py, one communicator for each GPU", "nccl"),
         PeerInfo("aiocuda_uvloop", "aiocuda on uvloop", "uvloop", ours=True),
     )
 }

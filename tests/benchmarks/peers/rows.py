@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from statistics import median
 from time import perf_counter, process_time
 from typing import Any, TypeAlias
 
@@ -49,6 +50,22 @@ async def busy_loop(peer: Peer, sizes: Sizes, turns: TurnMeter) -> Measured:
         return Measured(await _added(peer, stream, seconds, int(sizes["peer_repeats"]), own))
     finally:
         busy.cancel()
+
+
+async def all_reduce_devices(peer: Any, sizes: Sizes, turns: TurnMeter) -> Measured:
+    large = await _timed(peer.all_reduce(int(sizes["bytes"])), int(sizes["peer_repeats"]))
+    small = await _timed(peer.all_reduce(int(sizes["small_bytes"])), int(sizes["peer_repeats"]))
+    return Measured(large, figures={"small_us": median(small) * 1e3})
+
+
+async def _timed(start: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
+    """Milliseconds of each, without the first three."""
+    samples = []
+    for _ in range(repeats + 3):
+        began = perf_counter()
+        await start()
+        samples.append((perf_counter() - began) * 1e3)
+    return samples[3:]
 
 
 async def keep_busy(seconds: float) -> None:
