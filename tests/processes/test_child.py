@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.connection
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
@@ -165,3 +168,30 @@ def test_a_process_that_other_code_has_waited_for_has_no_exit_code() -> None:
     assert process.ending == "has ended"
     process.kill()  # another process may have its id
     process.end()
+
+
+def test_exit_code_is_that_of_the_process_while_another_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Process.start` asks for the exit codes of all processes: the fork server sends each of them once."""
+    first, second = child(programs.ends_early, 7, "forkserver"), child(programs.ends_early, 0, "forkserver")
+    first.start()
+    read, started = forkserver.read_signed, threading.Event()
+
+    def read_late(descriptor: int) -> int:
+        if threading.current_thread() is threading.main_thread():
+            started.wait(0.3)  # another thread asks in between, if it can
+        code: int = read(descriptor)
+        return code
+
+    def start() -> None:
+        second.start()
+        started.set()
+
+    monkeypatch.setattr(forkserver, "read_signed", read_late)
+    multiprocessing.connection.wait([first._process.sentinel])
+    thread = threading.Thread(target=start)
+    asked = threading.Timer(0.05, thread.start)
+    asked.start()
+    assert first.end() == 7
+    asked.join()
+    thread.join()
+    assert second.end() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -22,6 +23,10 @@ __all__ = ["END_SECONDS", "Child"]
 
 #: Seconds for a process to end by itself when its sockets are closed.
 END_SECONDS = 1.0
+
+#: Held for each question for an exit code. The fork server sends it once: of two threads that ask `multiprocessing` at
+#: the same time, one gets 255 instead. `Process.start` asks for the exit codes of all other processes.
+_ASKING = threading.Lock()
 
 
 class Child:
@@ -85,7 +90,8 @@ class Child:
             try:
                 if self._dropped:
                     raise ClosedError(f"{self._name} was ended before it was started")
-                self._process.start()
+                with _ASKING:
+                    self._process.start()
                 self.pid = self._process.pid
             finally:
                 self._close_theirs()
@@ -114,11 +120,18 @@ class Child:
                 self.dismiss()
             self._close_theirs()
             if self.pid is not None and self.exit_code is None:
-                self._process.join(END_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._join(END_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
                 if self.exit_code is None:
                     self.kill()
-                    self._process.join()
+                    self._join(None)
             return self.exit_code
+
+    def _join(self, seconds: float | None) -> None:
+        """Wait until the process has ended, without asking the fork server for the exit code."""
+        if self._is_own:
+            self._process.join(seconds)
+        else:
+            multiprocessing.connection.wait([self._process.sentinel], seconds)
 
     def _close_theirs(self) -> None:
         for each in self._theirs:
@@ -154,7 +167,8 @@ class Child:
         It is unknown if the program ignores SIGCHLD, or has waited for all its children.
         """
         if self._exit_code is None and self.pid is not None:
-            self._exit_code = self._process.exitcode
+            with _ASKING:
+                self._exit_code = self._process.exitcode
             if self._exit_code is not None:
                 self._process.close()  # its descriptors; else they wait for the garbage collector
         return self._exit_code
