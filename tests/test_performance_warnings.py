@@ -8,6 +8,7 @@ import gc
 import itertools
 import time
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -122,6 +123,21 @@ async def test_awaiting_each_copy_and_what_follows_it() -> None:
     ((_, line, message),) = await advice_for(COPIES, seconds=LONGEST)
     assert line in (4, 5)
     assert "awaited an operation of left before it enqueued the next one" in message
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_search_for_round_trips_holds_no_buffer() -> None:
+    """An operation that has ended, and which the program has dropped, does not stay until the search ends."""
+    async with opened() as (device, left, _, _), asyncio.timeout(LONGEST):
+        searching = 0
+        while searching < 3:  # uploads during searches
+            buffer = await left.upload(np.zeros(4))
+            reference = weakref.ref(buffer)
+            del buffer
+            assert reference() is None
+            watch = device._resources.loop_state().round_trip_watch
+            searching += watch is not None and watch._probe is not None
 
 
 @pytest.mark.asyncio

@@ -142,6 +142,26 @@ class _Trips:
         return self.places[self.lines.most_common(1)[0][0]]
 
 
+class _Newest:
+    """The newest operation of a probe: a reference to it until its end, as it refers to its buffers."""
+
+    __slots__ = ("_gives_buffer", "kind", "operation", "queue")
+
+    def __init__(self, operation: StreamOperation[Any]) -> None:
+        self.operation: StreamOperation[Any] | None = operation
+        self.kind, self.queue = operation.kind, operation.queue
+        self._gives_buffer = False
+
+    @property
+    def gives_buffer(self) -> bool:
+        """True if the result is a buffer."""
+        return self._gives_buffer if self.operation is None else self.operation.value is not None
+
+    def end(self) -> None:
+        """Drop the reference."""
+        self._gives_buffer, self.operation = self.gives_buffer, None
+
+
 class _Probe:
     """A listener for a few hundred operations of one loop, with timing after the first look."""
 
@@ -154,8 +174,7 @@ class _Probe:
         self.ended = False
         self._seen = 0
         self._in_flight: dict[int, None] = {}  # ids of operations
-        #: The newest operation. None if the host needs its result: the probe would hold that result.
-        self._last: StreamOperation[Any] | None = None
+        self._last: _Newest | None = None  # None if the host needs its result
         self._last_is_staged = False
         self._staged = 0  # the id of the newest copy with chunks
         self._task: object = None
@@ -186,7 +205,7 @@ class _Probe:
         if self._last is not None:
             self._count(self._last, new, task, now)
         self._in_flight[new.id] = None
-        self._last, self._task, self._line = None if new.kind in _NEEDED else new, task, line
+        self._last, self._task, self._line = None if new.kind in _NEEDED else _Newest(new), task, line
         self._last_is_staged = new.id == self._staged
         # The start event of a stream without work passes before the host has made the call of the operation.
         self._before_call = (now - new.submitted_at) / 2
@@ -208,8 +227,8 @@ class _Probe:
         self._same, self._other = _Trips(), _Trips()
         self._others = 0
 
-    def _count(self, last: StreamOperation[Any], new: StreamOperation[Any], task: object, now: float) -> None:
-        if last.kind == "upload" and last.queue is new.queue and (last.value is not None or self._last_is_staged):
+    def _count(self, last: _Newest, new: StreamOperation[Any], task: object, now: float) -> None:
+        if last.kind == "upload" and last.queue is new.queue and (last.gives_buffer or self._last_is_staged):
             return  # the next operation uses the buffer that is the result; the time of a staged copy is that of chunks
         if (
             self._in_flight
@@ -231,7 +250,11 @@ class _Probe:
             self._elsewhere = True
             return
         self._in_flight.pop(done.id, None)
-        if done is self._last and done.is_awaited:
+        last = self._last
+        if last is None or last.operation is not done:
+            return
+        last.end()
+        if done.is_awaited:
             self._awaited_until = self._now()
             try:
                 seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
