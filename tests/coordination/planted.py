@@ -30,10 +30,10 @@ BUGS = [
     ),
     Bug(
         "gather-too-early",
-        "Other devices copy the result of a part before it is there.",
+        "Other devices get the result of a part before it is there.",
         "_collectives.py",
-        "            lane.wait(self._last)\n",
-        "",
+        '        compute = self._lanes[self._owner, "compute"]\n        result',
+        '        compute = self._lanes[self._owner, "copy"]\n        result',
     ),
     Bug(
         "tree-too-early",
@@ -46,8 +46,8 @@ BUGS = [
         "begin-too-early",
         "The streams of other devices do not wait for the dependencies of the node.",
         "_collectives.py",
-        "                        lane.wait(begin)\n",
-        "                        pass\n",
+        "            self.wait(self.begin)\n",
+        "            pass\n",
     ),
     Bug(
         "end-too-early",
