@@ -131,7 +131,7 @@ async def test_search_for_round_trips_holds_no_buffer() -> None:
     """An operation that has ended, and which the program has dropped, does not stay until the search ends."""
     async with opened() as (device, left, _, _), asyncio.timeout(LONGEST):
         searching = 0
-        while searching < 3:  # uploads during searches
+        while searching < 300:  # uploads during searches, also when a search has seen enough
             buffer = await left.upload(np.zeros(4))
             reference = weakref.ref(buffer)
             del buffer

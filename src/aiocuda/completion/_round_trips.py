@@ -215,6 +215,7 @@ class _Probe:
             self._begin_timing()
         elif self._seen == FIRST_LOOK or self._seen >= MOST_PROBED:
             self.ended = True
+            self._last = None
             self._reactor.device_state.remove_listener(self)
 
     def _begin_timing(self) -> None:
