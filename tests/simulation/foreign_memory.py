@@ -128,7 +128,8 @@ class ForeignMemoryActions:
                 return
             actions.count("lend")
             self._shared.add(target)
-            driver.fill(internals.stream_handle(stream), target.buffer.address, value.to_bytes(4, "little"), count)
+            handle = internals.queue_of_stream(stream).handle
+            driver.fill(handle, target.buffer.address, value.to_bytes(4, "little"), count)
             if actions.below(2):
                 del capsule
         if self._may_drop():

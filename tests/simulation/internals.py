@@ -297,8 +297,14 @@ def hook_of(stream: Stream) -> object:
 
 
 def stream_handle(stream: Stream) -> int:
-    """Return the driver's handle of a stream, without exporting the stream."""
-    return stream._queue.handle
+    """Return the first handle of a stream, as `Stream.handle` does, without exporting the stream.
+
+    A stream that had been exported, and was taken again by another `Stream`, has more than one.
+    """
+    queue = stream._queue
+    driver: Any = queue.driver
+    handle: int = driver._machine.stream(queue.handle).handle
+    return handle
 
 
 def is_idle(driver: SimulatedDriver, stream: Stream) -> bool:
