@@ -1,7 +1,7 @@
 """The tables of figures in README and the documentation, from ``docs/benchmarks/*.json``.
 
 ``docs/benchmarks`` has the latest run of each row on each machine; where only an older run has the times of other
-libraries, that one (``h200-peers.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
+libraries, that one (``h200.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
 ``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
 ``docs/how-to/batch-size.md`` two servers of ``host-serving.json``. ``python -m tests.benchmarks.readme`` writes the
 tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
@@ -43,7 +43,9 @@ FIGURES = {
 #: The sections of ``docs/benchmarks.md``, by the name of their file, in their order. Other files come after these.
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
-    "h200-peers": "Beside other libraries, with the core in Python",
+    "h200-coordination": "Coordinators and collectives",
+    "h200-peers": "Waiting, beside other libraries",
+    "h200-x2-collectives": "All-reduce on two GPUs, before the owner of a part sent its result",
     "h100": "With the compiled core, on an H100",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",
