@@ -157,7 +157,10 @@ async def test_a_batch_that_arrives_during_the_end_is_freed(ahead: int) -> None:
         async with DataLoader(device, source(), batch_size=1, prefetch=2) as loader:
             batches = aiter(loader)
             first = await anext(batches)
-            await first.stream.launch(tell, 1, 1)  # loads it
+            gate.set()
+            for kernel in (hold, tell):
+                await first.stream.launch(kernel, 1, 1)  # loads it
+            gate.clear()
             uploaded.clear()
             first.stream.launch(hold, 1, 1)  # the upload of batch 3, on the same stream, comes after it
             await anext(batches)
