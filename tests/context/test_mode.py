@@ -208,6 +208,7 @@ async def test_a_fault_reaches_all_waiters() -> None:
     with pytest.raises(DeviceFault):
         async with ManagedContext(driver="host", asynchronous=False) as context:
             broken = context.stream("compute").launch(TRAP, 1, 1)
+            context.stream("upload").wait(broken)  # else the fills may end while the kernel is being loaded
             others = [context.stream("upload").fill(context.stream("upload").empty(4), 1) for _ in range(3)]
             for operation in (broken, *others):
                 with pytest.raises(DeviceFault):
