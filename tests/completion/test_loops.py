@@ -414,7 +414,7 @@ class WithoutReaders(asyncio.SelectorEventLoop):
 
 
 def test_loop_without_add_reader_is_refused_with_the_cure() -> None:
-    """When it opens a device, and when it uses a device that another loop has opened. Nothing is left behind."""
+    """Both calls are refused: opening a device, and using a device that another loop has opened. None stays open."""
     cure = r"WithoutReaders has no add_reader, .*asyncio\.run\(main\(\)\)"
     with Peer() as peer:
         for _ in range(2):

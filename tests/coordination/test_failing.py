@@ -338,7 +338,7 @@ async def test_device_fault_fails_all_nodes_and_wakes_all_waiters() -> None:
 
 
 async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> None:
-    """The program has closed its own stream: the error says so, and not that the driver does not know the stream."""
+    """The operation fails with the error of a closed stream, and not with the driver's error for an unknown handle."""
     async with AsyncCoordinator(device) as coordinator:
         mine = device.stream(name="mine")
         with Latch(device, seconds=10) as latch:

@@ -315,7 +315,7 @@ async def test_await_lingers_up_to_the_predicted_end(
 
 
 async def test_await_behind_long_operations_does_not_linger(fake: Fake) -> None:
-    """Those before it are unresolved, so the predicted end of a long operation is in the past, and says nothing."""
+    """The predicted end of a long operation counts from the unresolved operations before it, so it is in the past."""
     policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=3.0)
     async with opened(fake, policy=policy) as device:
         stream = device.stream()

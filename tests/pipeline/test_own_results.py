@@ -134,7 +134,7 @@ async def test_statistics_are_restarted(device: Device) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("replay", [[], ["upload", "compute"]])
 async def test_memory_that_is_held_is_not_used_again(device: Device, way: Any, replay: list[str]) -> None:
-    """A stage leaves a view behind. What was captured with the old memory is captured again."""
+    """A stage keeps a view of its slot's memory. A graph that was captured with the old memory is captured again."""
     kept: list[Any] = []
 
     async def keep(slot: Slot) -> int:

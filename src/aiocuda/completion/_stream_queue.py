@@ -488,11 +488,10 @@ class StreamQueue(Ring):
         if lease is None or self._resolving or (self.device_state.guarded and not self.reactor.query_guard.open):
             return False
         try:
-            done = self.driver.event_query(lease.handle)
+            if self.driver.event_query(lease.handle):
+                return False  # `poll` counts it
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
-        if done:
-            return False  # `poll` counts it
         self.reactor.polls += 1
         self.last_busy = self.now()
         return True

@@ -326,7 +326,7 @@ def test_default_stream_is_the_legacy_one_of_its_device(driver: CudaDriver, fake
     driver.fill(second, 0x1000, b"\x01", 5)
     for name in ("cuEventRecord", "cuMemsetD8Async"):
         assert fake.only(name).context == primary
-        assert not fake.only(name).kept_gil  # nobody knows how full it is
+        assert not fake.only(name).kept_gil  # its launch queue may be full, and the call would wait
     assert fake.only("cuEventRecord").arguments[1] == 1
     assert fake.current() == 0
     with pytest.raises(WrongDeviceError):

@@ -65,7 +65,7 @@ def test_a_record_before_the_allocation_does_not_order_it() -> None:
 
 
 def test_a_wait_takes_the_record_of_its_own_time(order: OrderChecker) -> None:
-    """Recorded again later, the event knows more; who has waited before does not."""
+    """A later record of the event orders no stream that has waited for the earlier record."""
     early = OrderChecker()
     early.record(EVENT, A)
     early.wait(B, EVENT)

@@ -120,7 +120,7 @@ def test_a_wait_orders_two_streams() -> None:
 
 
 def test_a_higher_priority_is_not_passed_over() -> None:
-    """Both wait for one engine behind a transfer that runs: the high one is next, whatever the seed says."""
+    """Two copies wait for an engine that is busy: with every seed, the one of higher priority is next."""
     for seed in range(100):
         bench = Bench(seed, latency=0.05)
         streams = [bench.stream(), bench.stream(priority=0), bench.stream(priority=-5)]

@@ -156,7 +156,7 @@ def test_out_of_memory_error_has_the_free_bytes() -> None:
 
 
 def test_giving_back_is_never_refused() -> None:
-    """What goes wrong there is no driver's answer that anybody could act upon. It is not counted, either."""
+    """`Upset` refuses no call that destroys, and does not count it: the caller could not act upon an error there."""
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 2, code=1)])
     driver.event_destroy(driver.event_create(0, False))
     with pytest.raises(InvalidArgumentError, match="event_create: refused"):
