@@ -15,6 +15,14 @@ from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
 
+#: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by one.
+#: Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a generous end.
+ALONE: frozenset[str] = frozenset((
+    "tests/data/test_advice.py::test_decoders_in_python_get_processes",
+    "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
+    "tests/load/test_service.py::test_overload_costs_no_goodput_and_refused_clients_can_come_back",
+))  # fmt: skip
+
 # Without an installed aiocuda, only this line loads the plugin. An installed aiocuda has an entry point with the name
 # of the module: pytest finds the plugin registered, and this line does nothing.
 pytest_plugins = ["aiocuda.testing.plugin"]
@@ -80,10 +88,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Translate the project's mark ``gpu`` into the plugin's ``aiocuda_gpu``.
+    """Mark the tests in `ALONE`, and translate the project's mark ``gpu`` into the plugin's ``aiocuda_gpu``.
 
     The shipped conformance suite has no mark of this project, so its slow tests are marked here.
     """
+    if item.nodeid.partition("[")[0] in ALONE:
+        item.add_marker("alone")
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))

@@ -119,7 +119,6 @@ async def test_decoders_that_share_the_gil_get_processes(device: Device, workers
     assert await gain(device, 240, options, followed(before.advice, options), HELPS) >= HELPS
 
 
-@pytest.mark.alone
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
@@ -131,7 +130,6 @@ async def test_decoders_in_python_get_processes(device: Device, workers: int) ->
     assert await gain(device, 600, options, followed(advice, options), NO_SLOWER) >= NO_SLOWER
 
 
-@pytest.mark.alone
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio

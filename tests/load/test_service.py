@@ -18,7 +18,6 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-@pytest.mark.alone
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
