@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .pool import EventPool, StreamPool
     from .stream import Stream
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "AiocudaError", "AsyncCoordinator", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError",

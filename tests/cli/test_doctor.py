@@ -177,7 +177,7 @@ def test_without_the_cuda_package(sound: dict[str, str]) -> None:
     missing = "import sys; sys.modules['cuda'] = sys.modules['cuda.pathfinder'] = None"
     found = findings(program(missing, "doctor", "--json", "--driver", "cuda", **sound))
     assert {"driver", "nvrtc"} <= problems(found)
-    assert "cuda-python is not installed" in found["driver"]["detail"]
+    assert "cuda-pathfinder is not installed" in found["driver"]["detail"]
 
 
 # -- a GPU that is there and fails -------------------------------------------------------------------------------------

@@ -77,7 +77,8 @@ def test_metadata(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("Provides-Extra") == ["cli", "cluster", "docs", "nvrtc", "observe", "testing"]
     required = {line.partition(";")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra" not in line}
-    assert {line.partition(">")[0] for line in required} == {"anyio", "cuda-python", "numpy", "structlog"}
+    names = {line.partition(">")[0] for line in required}
+    assert names == {"anyio", "cuda-pathfinder", "cuda-python", "numpy", "structlog"}
     entry_points = wheel[f"{folder}/entry_points.txt"].decode()
     assert "aiocuda = aiocuda.cli:main" in entry_points
     assert "aiocuda.testing.plugin = aiocuda.testing.plugin" in entry_points

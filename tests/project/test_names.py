@@ -148,3 +148,38 @@ def test_each_module_can_be_imported_first() -> None:
         check=True,
     )
     assert finished.stdout == ""
+
+
+def documented_classes() -> dict[str, tuple[type, bool]]:
+    """Return the classes that have a directive in the reference, and whether it lists inherited members."""
+    directive = re.compile(r"^\.\. autoclass:: (aiocuda[\w.]*)\.(\w+)$((?:\n +:.*)*)", re.MULTILINE)
+    pages = (page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+    found = (match.groups() for page in pages for match in directive.finditer(page))
+    return {
+        f"{module}.{name}": (getattr(importlib.import_module(module), name), ":inherited-members:" in options)
+        for module, name, options in found
+        if is_importable(module)
+    }
+
+
+def test_every_public_method_is_in_the_reference() -> None:
+    """A method that a class has from a base class without a directive needs the option ``:inherited-members:``.
+
+    A method of a protocol is documented there, for all classes that have it; one of Python's library in Python's.
+    """
+    documented = documented_classes()
+    listed = {base for value, inherits in documented.values() for base in (value.__mro__ if inherits else [value])}
+    protocols = {base for value in listed if getattr(value, "_is_protocol", False) for base in value.__mro__}
+    missing = []
+    for name, (value, _) in documented.items():
+        if "._" in name or "Conformance" in name:
+            continue
+        from_python = {base for base in value.__mro__ if not base.__module__.startswith("aiocuda")}
+        known = set().union(*map(vars, from_python | protocols | listed.intersection(value.__mro__)))
+        missing += [
+            f"{name}.{member}"
+            for member, attribute in inspect.getmembers(value)
+            if not member.startswith("_") and member not in known
+            if (inspect.isroutine(attribute) or isinstance(attribute, property)) and inspect.getdoc(attribute)
+        ]
+    assert missing == []
