@@ -15,8 +15,9 @@ from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
 
-#: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by one.
-#: Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a generous end.
+#: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by
+#: one. Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a
+#: generous end.
 ALONE: frozenset[str] = frozenset((
     "tests/data/test_advice.py::test_decoders_in_python_get_processes",
     "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
