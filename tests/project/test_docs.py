@@ -18,7 +18,9 @@ comment directly before a block of Python changes how it is run:
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import os
 import re
@@ -33,6 +35,7 @@ from typing import Any
 import pytest
 
 import aiocuda
+from tests.project.forked import ForkingProcess
 from tests.project.tree import PACKAGE, ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -72,15 +75,6 @@ SETTINGS = """
 [tool.pytest.ini_options]
 asyncio_default_fixture_loop_scope = "function"
 filterwarnings = ["error"]
-"""
-
-#: Runs a file like an asyncio prompt: in an event loop, if there is an `await` outside of functions.
-PROMPT = """\
-import ast, asyncio, inspect, sys
-with open(sys.argv[1], encoding="utf-8") as file:
-    running = eval(compile(file.read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
-if inspect.iscoroutine(running):
-    asyncio.run(running)
 """
 
 #: asyncio's debug mode reports slow callbacks. On a busy machine the program is not the reason.
@@ -167,21 +161,40 @@ def runs() -> list[Any]:
     return found
 
 
-def run(*command: str, cwd: Path, driver: str | None) -> str:
-    """Run Python and return the output. There must be no output on stderr. ``driver`` is set in the environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
-    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ForkingProcess]:
+    """A process that forks for each block."""
+    with contextlib.closing(ForkingProcess()) as process:
+        yield process
+
+
+def run_tests(directory: Path) -> str:
+    """Run pytest on ``test_page.py``, and return its output. pytest rewrites plugins, so no fork has imported them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
+    plugin = ("-p", "aiocuda.testing.plugin")  # for a source tree; an installed aiocuda has registered it
     finished = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", *command],
-        cwd=cwd,
-        env={**environment, "PYTHONPATH": path, **({} if driver is None else {"AIOCUDA_DRIVER": driver})},
+        [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "error",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *plugin,
+            "test_page.py",
+        ],
+        cwd=directory,
+        env={**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    errors = SLOW.sub("", finished.stderr)
-    assert (finished.returncode, errors) == (0, ""), finished.stdout + finished.stderr
+    assert (finished.returncode, finished.stderr) == (0, ""), finished.stdout + finished.stderr
     return finished.stdout
 
 
@@ -222,7 +235,7 @@ def test_the_answer_of_each_exercise_runs_in_the_program_of_its_page(page: Path)
 def test_the_page_about_installation_names_this_version() -> None:
     text = (DOCS / "how-to" / "install.md").read_text(encoding="utf-8")
     assert f"for version {aiocuda.__version__}." in text
-    assert set(re.findall(r"aiocuda-([\d.]+)-py3", text)) == {aiocuda.__version__}
+    assert set(re.findall(r"aiocuda-([\d.]+\w*)-py3", text)) == {aiocuda.__version__}
 
 
 def test_each_environment_variable_is_documented() -> None:
@@ -244,7 +257,9 @@ def test_built_pages_have_no_comments_and_the_same_lines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "driver"), runs())
-def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tmp_path: Path) -> None:
+def test_block_runs_and_prints_the_expected_output(
+    block: Block, driver: str, programs: ForkingProcess, tmp_path: Path
+) -> None:
     others = ("distributed", "fastapi", "prometheus_client", "testclient")  # a GPU machine often has none of them
     for name in [*libraries(block), *(name for name in others if name in block.code)]:
         pytest.importorskip("httpx2" if name == "testclient" else name)
@@ -253,15 +268,13 @@ def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tm
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
         (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")
-        plugin = ("-p", "aiocuda.testing.plugin")  # for a source tree; an installed aiocuda has registered it
-        printed = run(
-            "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_page.py", cwd=tmp_path, driver=None
-        )
+        printed = run_tests(tmp_path)
         assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
     else:
         (tmp_path / "page.py").write_text(block.code, encoding="utf-8")
-        printed = run("-c", PROMPT, "page.py", cwd=tmp_path, driver=driver)
-        expected = block.printed or ""
+        finished = programs.run("page.py", tmp_path, {"AIOCUDA_DRIVER": driver})
+        assert (finished.status, SLOW.sub("", finished.errors)) == (0, ""), finished.output + finished.errors
+        printed, expected = finished.output, block.printed or ""
         if block.vary:
             printed, expected = FIGURE.sub("#", printed), FIGURE.sub("#", expected)
         if "order" in block.vary:

@@ -1,0 +1,120 @@
+"""Programs that run in forks of one process, which has imported their libraries: quicker than a process for each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import aiocuda
+from tests.project.tree import ROOT, SOURCE
+
+__all__ = ["Finished", "ForkingProcess", "next_program"]
+
+#: What many programs import. Packages that the attributes of `aiocuda` do not reach are left to the programs: a missing
+#: import must fail.
+_LIBRARIES = ("asyncio", "numpy", "anyio", "structlog", "fastapi", "starlette.applications")
+
+#: Runs a file like an asyncio prompt: in an event loop, if there is an `await` outside of functions.
+_PROGRAM = """\
+import ast, asyncio, inspect, sys
+from tests.project.forked import next_program
+next_program()
+with open(sys.argv[1], encoding="utf-8") as file:
+    running = eval(compile(file.read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+if inspect.iscoroutine(running):
+    asyncio.run(running)
+"""
+
+_OUTPUT, _ERRORS = "aiocuda-output.txt", "aiocuda-errors.txt"
+
+
+class Finished(NamedTuple):
+    """The exit status of a program, and its output."""
+
+    status: int
+    output: str
+    errors: str
+
+
+class ForkingProcess:
+    """A process that forks for each program. Warnings are errors there, and asyncio is in debug mode."""
+
+    def __init__(self) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
+        path = os.pathsep.join(filter(None, (str(SOURCE), str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM],
+            env={**kept, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, file: str, directory: Path, variables: dict[str, str]) -> Finished:
+        """Run a file of ``directory`` with more environment variables."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([str(directory), file, variables]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has ended"
+        output, errors = (directory.joinpath(name).read_text(encoding="utf-8") for name in (_OUTPUT, _ERRORS))
+        return Finished(int(answer), output, errors)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+
+def next_program() -> None:
+    """Fork for each program that the parent process names. Returns in each fork, with its file in `sys.argv`."""
+    for name in _LIBRARIES:
+        with contextlib.suppress(ImportError):  # an optional one
+            importlib.import_module(name)
+    for name in aiocuda.__all__:
+        getattr(aiocuda, name)
+    for line in sys.stdin:
+        directory, file, variables = json.loads(line)
+        program = os.fork()
+        if not program:
+            _become(Path(directory), file, variables)
+            return
+        print(_status(program), flush=True)  # noqa: T201 - the answer
+    sys.exit()
+
+
+def _become(directory: Path, file: str, variables: dict[str, str]) -> None:
+    """Make this process what a new one would be."""
+    os.setsid()
+    os.chdir(directory)
+    os.environ.update(variables)
+    sys.argv[1:] = [file]
+    sys.path[0] = ""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for name, descriptor in ((_OUTPUT, 1), (_ERRORS, 2)):
+        opened = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.close(nothing)
+
+
+def _status(program: int, seconds: float = 100.0) -> int:
+    """Wait for a program and return its exit status. It is killed, with its processes, after so many seconds."""
+    limit = threading.Timer(seconds, os.killpg, (program, signal.SIGKILL))
+    limit.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    finally:
+        limit.cancel()
+        limit.join()
