@@ -32,6 +32,8 @@ OTHER := $(abspath $(VENV))/aiocuda-other-python
 IN_TWO := -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Some containers set it. Each of the many processes of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A stamp holds for this directory and for what pyproject.toml says before its first [tool.…] table: what is required.
 # A time stamp would call for a new installation after each checkout, and would not notice that another clone has been

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pytest
 
 import aiocuda
+from tests.budget import part_of
 from tests.project.tree import ROOT
 
 __all__ = ["PACKAGE", "Bug", "Change", "StaleBugError", "plant", "planted_tests", "run_python"]
@@ -114,8 +115,8 @@ def planted_tests(
     seeds
         The number of programs that must contain one that finds a bug.
     programs, soak
-        The number of programs in each run of the tests, and in the soak. If it is less than ``seeds``, all seeds run
-        in the heavy tests.
+        The number of programs without a bug, of which `make test` runs a part, and in the soak. If it is less than
+        ``seeds``, all seeds run in the heavy tests.
     """
 
     @pytest.mark.heavy
@@ -131,9 +132,11 @@ def planted_tests(
         assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
         assert report in ended.stdout, ended.stdout[-3000:]
 
-    numbers: list[Any] = [programs, pytest.param(soak, marks=pytest.mark.soak)]
-    if programs < seeds:
-        numbers.insert(1, pytest.param(seeds, marks=pytest.mark.heavy))
+    numbers = [
+        part_of(programs),
+        pytest.param(max(programs, seeds), marks=pytest.mark.heavy),
+        pytest.param(soak, marks=pytest.mark.soak),
+    ]
 
     @pytest.mark.slow
     @pytest.mark.timeout(3600)

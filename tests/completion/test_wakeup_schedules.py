@@ -19,6 +19,7 @@ from aiocuda.completion._notifiers import INDEX_SHIFT, NotifierPool
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_operation import StreamOperation
 from aiocuda.completion._stream_queue import StreamQueue
+from tests.budget import spread
 from tests.completion.search.explore import Action, Exploration, explore, replay
 from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakeup_system import WakeupSystem
@@ -96,7 +97,7 @@ def test_search_fails_beyond_max_states() -> None:
 #: Settings and their numbers of states, so that a search that stops too early is noticed. Fewer states mean that the
 #: protocol has become simpler.
 WHOLE = [
-    pytest.param(Setting(), 12_591, id="defaults"),
+    pytest.param(Setting(), 12_591, id="defaults", marks=pytest.mark.heavy),
     pytest.param(Setting(close="device"), 26_939, id="close=device", marks=pytest.mark.heavy),
     pytest.param(Setting(lost=1), 25_624, id="lost=1", marks=pytest.mark.soak),
     pytest.param(
@@ -130,7 +131,7 @@ SMALL = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SMALL, ids=str)
+@pytest.mark.parametrize("setting", spread(SMALL), ids=str)
 def test_disturbances_of_small_systems(setting: Setting) -> None:
     explore_all(setting)
 

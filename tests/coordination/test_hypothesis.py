@@ -18,6 +18,7 @@ import pytest
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import SimulatedLoop
+from tests.budget import portions
 from tests.coordination.graphs import by_chance, compare
 from tests.simulation.checker import Checker
 
@@ -62,8 +63,9 @@ def graphs(examples: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-def test_graphs_that_hypothesis_makes() -> None:
-    graphs(300)()
+@pytest.mark.parametrize("count", portions(300))
+def test_graphs_that_hypothesis_makes(count: int) -> None:
+    graphs(count)()
 
 
 @pytest.mark.soak

@@ -17,12 +17,13 @@ from aiocuda import Device, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import SimulatedLoop
+from tests.budget import portions
 from tests.helpers import AFFINE, SPIN, UVLOOP
 from tests.simulation.run import simulate
 
 _TRACES = """
 from tests.simulation.run import simulate
-for seed in range(12):
+for seed in range(SEEDS):
     print("seed", seed)
     print(*simulate(seed, trace=True).trace, sep="\\n")
 """
@@ -30,11 +31,12 @@ for seed in range(12):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_same_seed_same_trace_in_every_process() -> None:
+@pytest.mark.parametrize("seeds", portions(12))
+def test_same_seed_same_trace_in_every_process(seeds: int) -> None:
     traces = set()
     for hash_seed in "012":
         finished = subprocess.run(
-            [sys.executable, "-W", "error", "-c", _TRACES],
+            [sys.executable, "-W", "error", "-c", f"SEEDS = {seeds}\n{_TRACES}"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             check=True,
@@ -43,7 +45,7 @@ def test_same_seed_same_trace_in_every_process() -> None:
         assert finished.stderr == b""
         traces.add(finished.stdout)
     (trace,) = traces
-    assert trace.count(b"\n") > 2_000
+    assert trace.count(b"\n") > 150 * seeds
 
 
 def test_another_seed_has_another_trace() -> None:
