@@ -73,6 +73,7 @@ check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.typing.wheel --wheels $(WHEELS)
 	$(BIN)/python -m tests.benchmarks.readme --check
+	$(BIN)/python -m tests.project.collecting
 	$(BIN)/python -m tests.other_python run $(OTHER)
 
 bench: $(call stamp,dev) $(call stamp,bench)

@@ -1,4 +1,8 @@
-"""`collect` runs pytest with this module as a plugin, and returns the tests that it collects."""
+"""`collect` runs pytest with this module as a plugin, and returns the tests that it collects.
+
+As a command, ``python -m tests.project.collecting`` checks that the tests which docs/reference and the table of bad
+input name exist, and that those of a promise run. ``make check`` runs it: a collection takes several seconds.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from tests.project.features import read
 from tests.project.tree import ROOT
 
+_PLUGIN = "tests.project.collecting"
 _RESULT_FILE = "AIOCUDA_COLLECTED"
 _found: dict[str, bool] = {}
 
@@ -29,7 +35,7 @@ def collect(files: Iterable[str]) -> dict[str, bool]:
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "collected.json")
         finished = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "-p", __name__, *files],
+            [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "-p", _PLUGIN, *files],
             cwd=ROOT,
             env={**os.environ, "AIOCUDA_CORE": "python", _RESULT_FILE: str(result)},
             capture_output=True,
@@ -61,3 +67,33 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """Write the result for `collect`."""
     Path(os.environ[_RESULT_FILE]).write_text(json.dumps(_found), encoding="utf-8")
+
+
+def named(page: str) -> set[str]:
+    """Return the tests in the table of a page of the reference."""
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    return {test for row in read(text) for test in row.tests}
+
+
+def problems(tests: set[str], proofs: set[str]) -> list[str]:
+    """Return what is wrong: files and tests that do not exist, and tests in ``proofs`` that never run."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    missing = [file for file in files if not (ROOT / file).is_file()]
+    found = collect(file for file in files if file not in missing)
+    wrong = [f"{file} does not exist" for file in missing]
+    wrong += [f"{test} does not exist" for test in sorted(tests - found.keys())]
+    return wrong + [f"{test} never runs" for test in sorted(proofs) if found.get(test) is False]
+
+
+def main() -> int:
+    """Print what is wrong. Return 1 if anything is."""
+    from tests.bad_input.elsewhere import ELSEWHERE
+
+    proofs = named("promises.md") | {test for tests in ELSEWHERE.values() for test in tests}
+    wrong = problems(proofs | named("features.md"), proofs)
+    print("\n".join(wrong) or f"The reference names {len(proofs)} tests of promises; all of them run.")  # noqa: T201
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,7 @@
-"""The tests that docs/reference and the table of bad input name exist; those of a promise run."""
+"""`collect` finds the tests that run; each promise has a test and a figure.
+
+`make check` compares the tests that the reference names with those that exist, see `collecting`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.elsewhere import ELSEWHERE
-from tests.project.collecting import collect
+from tests.project.collecting import collect, problems
 from tests.project.features import read
 from tests.project.tree import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
-
-
-def named(page: str) -> set[str]:
-    """Return the tests in the table of a page."""
-    return {test for row in read((REFERENCE / page).read_text(encoding="utf-8")) for test in row.tests}
 
 
 #: Four tests that never run, and one that does.
@@ -43,20 +40,23 @@ def test_sample_left_out_in_part(n): ...
 
 
 @pytest.mark.slow
-def test_named_tests_exist_and_those_of_a_promise_run(tmp_path: Path) -> None:
-    proofs = named("promises.md") | {test for tests in ELSEWHERE.values() for test in tests}
-    tests = proofs | named("features.md")
-    files = sorted({test.partition("::")[0] for test in tests})
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+def test_collected_tests_run_unless_a_mark_or_a_call_skips_them(tmp_path: Path) -> None:
     samples = tmp_path / "test_samples.py"
     samples.write_text(SAMPLES, encoding="utf-8")
-    found = collect([*files, str(samples)])
-    assert sorted(tests - found.keys()) == []
-    assert sorted(test for test in proofs if not found[test]) == []
-    samples_of = set(re.findall(r"def (\w+)", SAMPLES))
-    judged = {name.rpartition("::")[2]: runs for name, runs in found.items() if name.rpartition("::")[2] in samples_of}
-    assert [name for name, runs in judged.items() if runs] == ["test_sample_left_out_in_part"]
-    assert len(judged) == 5
+    runs = {name.rpartition("::")[2]: runs for name, runs in collect([str(samples)]).items()}
+    assert runs.keys() == set(re.findall(r"def (\w+)", SAMPLES))
+    assert [name for name, does in runs.items() if does] == ["test_sample_left_out_in_part"]
+
+
+@pytest.mark.slow
+def test_missing_files_and_tests_are_found() -> None:
+    here = "tests/project/test_collected.py::test_missing_files_and_tests_are_found"
+    tests = {"tests/project/test_none.py::test_x", "tests/project/test_collected.py::test_none", here}
+    assert problems(tests, {here}) == [
+        "tests/project/test_none.py does not exist",
+        "tests/project/test_collected.py::test_none does not exist",
+        "tests/project/test_none.py::test_x does not exist",
+    ]
 
 
 def test_every_promise_has_a_test_and_a_figure() -> None:
