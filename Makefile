@@ -56,13 +56,13 @@ core: $(call stamp,dev)
 	@$(BIN)/python -m aiocuda._core.build --if-possible >/dev/null
 
 test: core
-	$(BIN)/python -m pytest -m "not heavy and not soak and not alone$(if $(ARGS),, and not python_core)" $(IN_TWO) --timeout 120 $(ARGS)
-	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 120)
+	$(BIN)/python -m pytest -m "not heavy and not soak and not alone$(if $(ARGS),, and not python_core)" $(IN_TWO) --timeout 600 $(ARGS)
+	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600)
 
 slow: core
-	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 300 --session-timeout 1800 $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 120 -q)
-	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 300 --session-timeout 900)
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)
+	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests from garbage collections: many tests make some, and each took a third of a second."""
+    """Exclude the collected tests from garbage collections, see `_freeze`."""
+    _freeze()
+
+
+_file_of_last_test: list[Path] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test of a file, exclude what the tests of other files have left from garbage collections."""
+    if _file_of_last_test != [item.path]:
+        _file_of_last_test[:] = [item.path]
+        _freeze()
+
+
+def _freeze() -> None:
+    """Exclude all objects from garbage collections: many tests make some, and each would take a third of a second."""
     gc.collect()
     gc.freeze()
