@@ -7,6 +7,8 @@
 #                 one by one; and those of core, completion, stream and memory with the other form of the core
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
+#   make gpu      run all tests on a GPU: side by side, then those that need it alone, then those that failed again alone;
+#                 without make: PYTHONPATH=src python3 -m tests.gpu
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
 #   make docs     build the documentation into docs/_build/html
 #   make build    build wheel and sdist into dist/
@@ -14,7 +16,7 @@
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #
-# ARGS="…" is passed to the command of demo, pictures, test, slow, bench and soak: make test ARGS="-x tests/driver".
+# ARGS="…" is passed to the command of demo, pictures, test, slow, gpu, bench and soak: make test ARGS="-x tests/driver".
 
 VENV ?= .venv
 # The first interpreter here that is new enough.
@@ -43,7 +45,7 @@ stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
 stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
 
 .DEFAULT_GOAL := test
-.PHONY: demo pictures test slow check bench docs build wheels soak clean core
+.PHONY: demo pictures test slow gpu check bench docs build wheels soak clean core
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
@@ -63,6 +65,9 @@ slow: core
 	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
+
+gpu: core
+	$(BIN)/python -m tests.gpu $(ARGS)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .

@@ -21,9 +21,40 @@ __all__ = ["device", "latch", "other", "stream"]
 #: generous end.
 ALONE: frozenset[str] = frozenset((
     "tests/data/test_advice.py::test_decoders_in_python_get_processes",
+    "tests/data/test_advice.py::test_decoders_that_wait_get_more_workers_than_there_are_processors",
     "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
     "tests/load/test_service.py::test_overload_costs_no_goodput_and_refused_clients_can_come_back",
 ))  # fmt: skip
+
+_FILLS = "fills the memory of the device"
+_FAULTS = "faults the device: CUDA of other processes waits meanwhile"
+_TIMES = "compares times of the device or of the host"
+_STARTS = "starts 140 processes, each with a time limit"
+_CUDA = "tests/driver/test_conformance.py::TestCudaConformance"
+
+#: Files, functions and cases of tests that run alone on a GPU, too, and why. They get the mark `alone_on_a_gpu`, which
+#: only `python -m tests.gpu` uses: it runs them, and those in `ALONE`, after all others and one by one.
+ALONE_ON_A_GPU: dict[str, str] = {
+    f"{_CUDA}::test_out_of_memory_reports_sizes_and_is_not_permanent": _FILLS,
+    "tests/bad_input/test_refused.py::test_refused_alike_on_each_driver[cuda-7-2**46 bytes]": _FILLS,
+    "tests/features/test_g.py::test_no_room_is_an_error_with_sizes_and_leaves_everything_usable": _FILLS,
+    "tests/memory/test_bad_input.py::test_more_than_the_device_has": _FILLS,
+    f"{_CUDA}::test_high_priority_goes_first": "needs all multiprocessors: those of others take turns",
+    f"{_CUDA}::test_kernels_of_eight_streams_overlap": _TIMES,
+    f"{_CUDA}::test_two_copies_of_one_direction_share_an_engine": _TIMES,
+    f"{_CUDA}::test_upload_compute_and_download_overlap": _TIMES,
+    "tests/completion/test_reactor.py::test_256_waiting_streams_take_at_most_5_percent_of_a_core": _TIMES,
+    "tests/memory/test_interchange.py": _TIMES,
+    "tests/memory/test_unified_gpu.py::test_prefetch_moves_the_pages": _TIMES,
+    "tests/memory/test_unified_gpu.py::test_read_mostly_leaves_a_copy_with_each_reader": _TIMES,
+    "tests/pipeline/test_advice_about_the_host.py": _TIMES,
+    "tests/pipeline/test_bound.py::test_figures_are_those_of_the_exported_trace_on_a_gpu": _TIMES,
+    "tests/cluster/test_gpu.py": _FAULTS,
+    "tests/driver/cuda/test_gpu.py::test_fault_is_latched_for_good": _FAULTS,
+    "tests/faults/test_cuda_faults.py": _FAULTS,
+    "tests/integrations/test_torch_torture.py::test_fault_in_a_kernel_of_torch_reaches_every_waiter": _FAULTS,
+    "tests/faults/test_exit.py::test_twenty_of_each_on_a_gpu": _STARTS,
+}  # fmt: skip
 
 # Without an installed aiocuda, only this line loads the plugin. An installed aiocuda has an entry point with the name
 # of the module: pytest finds the plugin registered, and this line does nothing.
@@ -90,12 +121,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests in `ALONE`, and translate the project's mark ``gpu`` into the plugin's ``aiocuda_gpu``.
+    """Mark the tests in `ALONE` and `ALONE_ON_A_GPU`.
 
-    The shipped conformance suite has no mark of this project, so its slow tests are marked here.
+    The project's mark ``gpu`` becomes the plugin's ``aiocuda_gpu``. The shipped conformance suite has no mark of this
+    project, so its slow tests are marked here.
     """
-    if item.nodeid.partition("[")[0] in ALONE:
+    function = item.nodeid.partition("[")[0]
+    if function in ALONE:
         item.add_marker("alone")
+    if not ALONE_ON_A_GPU.keys().isdisjoint((item.nodeid, function, function.partition("::")[0])):
+        item.add_marker("alone_on_a_gpu")
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))

@@ -26,6 +26,7 @@ def check(cases: list[Case], driver: str, at_once: int, limit_ms: float) -> None
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_fault_reaches_every_operation() -> None:
     """Awaited before, during or after the fault, and not awaited. One process at a time, as the driver may not report
     two."""
@@ -34,6 +35,7 @@ def test_fault_reaches_every_operation() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_fault_beside_other_work() -> None:
     """Each other work once, with another kind of fault each."""
     kinds = list(FAULTS)

@@ -120,7 +120,9 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.asyncio
 async def test_figures_are_those_of_the_exported_trace_on_a_gpu() -> None:
-    """I4: not in virtual time. On a busy machine threads wake late, which only one of the two times includes."""
+    """I4: not in virtual time. If the thread is interrupted between a timing event and the launch, only one of the two
+    times includes that. So the test runs alone: `ALONE_ON_A_GPU`.
+    """
 
     def compute(slot: Slot) -> Operation[None]:
         return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))

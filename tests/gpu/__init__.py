@@ -1,0 +1,1 @@
+"""``python -m tests.gpu``: run all GPU tests, in several pytest processes, and show which of them fail."""
