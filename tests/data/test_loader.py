@@ -806,32 +806,29 @@ async def test_the_device_may_be_closed_first() -> None:
 
 
 async def test_the_loop_is_never_blocked(device: Device) -> None:
-    """Slow sources and decoders run on threads."""
-    slow = 0.02
+    """Sources and decoders run on threads: the loop goes on while both wait for it."""
+    source_gate, decode_gate = threading.Event(), threading.Event()
+    waiting: list[str] = []
 
     def source() -> Iterator[int]:
         for number in range(6):
-            time.sleep(slow)  # noqa: TID251 - a slow file
+            waiting.append("source")
+            assert source_gate.wait(PATIENCE)
             yield number
 
     def decode(sample: Any, out: Any) -> None:
-        time.sleep(slow)  # noqa: TID251 - a slow decoder
+        waiting.append("decode")
+        assert decode_gate.wait(PATIENCE)
         write(sample, out)
 
-    latest = 0.0
-
-    async def watch() -> None:
-        nonlocal latest
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(0)
-            latest = max(latest, time.monotonic() - began)
-
-    watching = asyncio.create_task(watch())
     async with DataLoader(device, source(), fields=FIELDS, decode=decode, batch_size=2, workers=2) as loader:
-        await everything(loader)
-    watching.cancel()
-    assert latest < slow
+        loading = asyncio.create_task(everything(loader))
+        await until(lambda: "source" in waiting, "the source's wait")
+        source_gate.set()
+        await until(lambda: waiting.count("decode") == 2, "the decoders' wait")
+        decode_gate.set()
+        await quickly(loading)
+    assert waiting.count("source") == waiting.count("decode") == 6
 
 
 # -- order, shards, state --------------------------------------------------------------------------------------------
