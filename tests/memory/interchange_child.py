@@ -2,9 +2,8 @@
 
 ``python -m tests.memory.interchange_child LIBRARY ORDER``: LIBRARY is ``cupy`` or ``torch``; ORDER is ``before`` where
 that has used the GPU before aiocuda was asked for a device, ``imported`` where it has only looked how many there are,
-``after`` where it comes later. Whatever is handed over is still being
-written by a kernel that takes a while, so that an edge that is missing shows in the values; and what wrote it must not
-be done when the call returns, or the host has waited.
+``after`` where it comes later. The array that is handed over is written after a held kernel and one that takes a while.
+So an edge that is missing shows in the values; and if the host had waited, the held kernel would have ended by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 import aiocuda
 from aiocuda import Device, Operation, Stream
 from aiocuda.completion._stream_operation import stream_operation
+from aiocuda.testing import Latch
 from tests.helpers import SPIN
 
 ITEMS = 1 << 20
@@ -133,21 +133,35 @@ class Interfaced:
 class Checks:
     """The attempts, one after the other."""
 
-    def __init__(self, library: Any, device: Device, stream: Stream) -> None:
+    def __init__(self, library: Any, device: Device, stream: Stream, latch: Latch) -> None:
         self.library = library
         self.device = device
         self.stream = stream
+        self.latch = latch
         self.told: dict[str, Any] = {}
 
     async def warm(self) -> None:
         """Load all code: that waits for the device, and would hide what is looked for."""
         await self.device.load(SPIN)
         await self.stream.launch(SPIN, 1, 1, 1000)
+        self.latch.hold(self.stream)
+        await self.latch.held()
+        self.latch.release()
         side = self.library.stream()
         with self.library.on(side):
             array = self.library.plus(self.library.full(1), 1)
             self.library.fill(array, 2)
         self.library.seen(array, side)
+
+    def delay(self, stream: Stream) -> Operation[None]:
+        """Enqueue a kernel that runs until the latch is released, and one that takes a while; return the second."""
+        self.latch.hold(stream)
+        return stream.launch(SPIN, 1, 1, SPIN_NS)
+
+    def nobody_waited(self, name: str, operation: Operation[Any]) -> None:
+        """Check that an operation behind a held kernel is unfinished, and release the kernel."""
+        self.told[f"{name}: nobody waited"] = self.running(operation)
+        self.latch.release()
 
     def running(self, operation: Operation[Any]) -> bool:
         """Query the device. `Operation.done` is the state as last seen by the loop, which has not run since."""
@@ -161,12 +175,12 @@ class Checks:
         stream, library = self.stream, self.library
         buffer = stream.empty(ITEMS, np.int32)
         await stream.fill(buffer, 1)
-        stream.launch(SPIN, 1, 1, SPIN_NS)
+        self.delay(stream)
         filled = stream.fill(buffer, 7)
         with library.on(consumer):
             array = library.take(buffer)
             result = library.plus(array, 1)
-        self.told[f"{name}: nobody waited"] = self.running(filled)
+        self.nobody_waited(name, filled)
         self.told[f"{name}: same memory"] = library.address(array) == buffer.address
         self.told[f"{name}: values"] = bool((library.seen(result, consumer) == 8).all())
         with library.on(consumer):
@@ -178,13 +192,13 @@ class Checks:
         stream, library = self.stream, self.library
         with library.on(producer):
             array = library.full(1)
-            spinning = self.imported(producer).launch(SPIN, 1, 1, SPIN_NS)
+            delayed = self.delay(self.imported(producer))
             library.fill(array, 5)
             ours = stream.adopt(wrap(array))
         async with self.device.stream() as third:
             elsewhere = third.download(ours)  # which is first to use it
             here = stream.download(ours)
-            self.told[f"{name}: nobody waited"] = self.running(spinning)
+            self.nobody_waited(name, delayed)
             self.told[f"{name}: same memory"] = library.address(array) == ours.address
             self.told[f"{name}: values"] = bool((await here == 5).all() and (await elsewhere == 5).all())
         await stream.fill(ours, 6)
@@ -205,7 +219,7 @@ class Checks:
         canary = stream.empty(ITEMS, np.int32)
         self.told["freed under them: kept for them"] = canary.address != address
         canary.free()
-        late = self.imported(side).launch(SPIN, 1, 1, SPIN_NS)
+        late = self.delay(self.imported(side))
         with library.on(side):
             library.fill(array, 9)
         del array
@@ -214,7 +228,7 @@ class Checks:
             stream.empty(1).free()  # each sweeps
         again = stream.empty(ITEMS, np.int32)
         stream.fill(again, 4)
-        self.told["freed under them: nobody waited"] = self.running(late)
+        self.nobody_waited("freed under them", late)
         self.told["freed under them: canary"] = bool((await stream.download(again) == 4).all())
         await late
         self.told["freed under them: canary later"] = bool((await stream.download(again) == 4).all())
@@ -230,7 +244,7 @@ class Checks:
             array = library.full(1)
             ours = stream.adopt(array)
         address = library.address(array)
-        spinning = stream.launch(SPIN, 1, 1, SPIN_NS)
+        delayed = self.delay(stream)
         stream.fill(ours, 9)
         ours.free()
         del array, ours
@@ -238,7 +252,7 @@ class Checks:
         with library.on(side):
             canary = library.full(3)
         self.told["dropped under us: kept for us"] = library.address(canary) != address
-        self.told["dropped under us: nobody waited"] = self.running(spinning)
+        self.nobody_waited("dropped under us", delayed)
         await stream.synchronize()
         self.told["dropped under us: canary"] = bool((library.seen(canary, side) == 3).all())
         self.device.memory.sweep(stream._queue.reactor)
@@ -362,8 +376,9 @@ async def run(name: str, order: str) -> dict[str, Any]:
     if library is None:
         library = make()
     async with device, device.stream() as stream:
-        checks = Checks(library, device, stream)
-        await checks.all()
+        with Latch(device, seconds=60) as latch:
+            checks = Checks(library, device, stream, latch)
+            await checks.all()
         told["checks"] = checks.told
         told["seconds side by side"] = await side_by_side(device)
         del checks

@@ -41,7 +41,7 @@ def child(library: str, order: str) -> dict[str, Any]:
 def test_arrays_cross_in_both_directions(order: str) -> None:
     """L7: values, order on the device, ownership; and how many hardware queues there are is found, not assumed.
 
-    With whichever of CuPy and PyTorch there is.
+    With whichever of CuPy and PyTorch there is. `ALONE_ON_A_GPU` lists this file: the last line compares a time.
     """
     for library in LIBRARIES:
         told = child(library, order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,39 +16,38 @@ from tests.stream.methods import World, methods_of
 
 pytestmark = pytest.mark.asyncio
 
-#: Longer than any method may take, and short enough to be reliable on a busy machine.
-LONGEST = 0.25
-
 
 class Heartbeat:
-    """Detects that the loop is blocked."""
+    """Counts the iterations of the loop."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
         self.beats = 0
         self._task = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
-        last = time.monotonic()
         while True:
             await asyncio.sleep(0.001)
-            now = time.monotonic()
-            self.longest = max(self.longest, now - last)
             self.beats += 1
-            last = now
 
     def stop(self) -> None:
         self._task.cancel()
-        assert self.longest < LONGEST, f"the loop stood still for {self.longest:.3f} s"
 
 
 async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+    """Each method returns while the kernel runs: a method that waited for it would return after its end.
+
+    The code of all kernels is on the device before, and there is room for one more stream. CUDA loads code, makes room
+    for further streams and unlocks pages only while no kernel runs, and until then it delays launches of other threads.
+    """
     small, large = np.zeros(100, np.float32), np.zeros(5 << 20, np.uint8)
     x, y, big = await stream.upload(small), await stream.upload(small), await stream.upload(large)
     pinned, managed = await device.pinned(100), device.unified(100)
     own, world = np.zeros(100, np.float32), await World.make(device, stream, other)
     pool = EventPool(device)
     await stream.launch(SAXPY, 1, 100, 100, 1.0, x, y)
+    await device.load(SPIN)
+    async with device.stream():
+        pass
     latch.hold(stream)
     await latch.held()
     heartbeat = Heartbeat()
@@ -57,7 +55,7 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
     kept: list[Any] = []
     verbs: dict[str, Callable[[], Any]] = {
         **methods_of(world),
-        "first launch": lambda: stream.launch(SPIN, 1, 1, 1),
+        "launch of another kernel": lambda: stream.launch(SPIN, 1, 1, 1),
         "large upload": lambda: stream.upload(large),
         "staged download": lambda: stream.download(x),
         "large download": lambda: stream.download(big),
@@ -78,11 +76,10 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
         "handle": lambda: repr(stream),
     }
     for name, verb in verbs.items():
-        began = time.monotonic()
         kept.append(verb())
-        took = time.monotonic() - began
-        assert took < LONGEST, f"{name} took {took:.3f} s"
+        assert latch.running == 1, f"{name} has waited for the kernel"
         await asyncio.sleep(0)
+        assert latch.running == 1, f"the loop has waited for the kernel after {name}"
 
     enqueued = asyncio.Event()
 
@@ -99,6 +96,7 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
             await thing.aclose()
     beats = heartbeat.beats
     await until(lambda: heartbeat.beats >= beats + 20, "the loop to go on")
+    assert latch.running == 1
     assert not borrowing.done()
     assert not closing.done()
     latch.release()
@@ -117,18 +115,13 @@ async def test_burst_without_awaits_does_not_block(stream: Stream, latch: Latch)
     await stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1)
     latch.hold(stream)
     await latch.held()
-    heartbeat = Heartbeat()
-    longest = 0.0
     for index in range(5000):
-        began = time.monotonic()
         stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1)
-        longest = max(longest, time.monotonic() - began)
+        assert latch.running == 1, f"launch {index} has waited for the kernel"
         if index % 256 == 0:
             await asyncio.sleep(0)
-    assert longest < LONGEST
     latch.release()
     assert (await quickly(stream.download(buffer)))[0] == 5001
-    heartbeat.stop()
 
 
 async def test_latch_is_released_by_the_loop_itself(stream: Stream, device: Device) -> None:
