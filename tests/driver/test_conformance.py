@@ -93,7 +93,13 @@ class TestSimulatedFaults(OnSimulated, FaultConformance):
 
 
 class OnCuda:
-    """What the CUDA driver's classes share. The process has one driver, and its faults are not for this process."""
+    """What the CUDA driver's classes share. The process has one driver, and its faults are not for this process.
+
+    Other processes use the GPU, too: only a verb that waits for a held kernel takes as long as ``patience``.
+    """
+
+    patience: ClassVar[float] = 30.0
+    hold_seconds: ClassVar[float] = 90.0
 
     @pytest.fixture
     def driver(self) -> Driver:
