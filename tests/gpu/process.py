@@ -75,9 +75,17 @@ async def run_pytest(place: Path, arguments: Sequence[str], seconds: float) -> E
         *(sys.executable, "-m", "pytest", "-q", "-r", "N", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin"),
         *("--gpu-report", str(report), "-o", f"faulthandler_timeout={0.9 * seconds:g}", *arguments),
     ]
+    # Some containers forbid .pyc files, and each of the processes would compile all modules again.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            *command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     hung = True
     try:
