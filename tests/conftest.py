@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from aiocuda._core._form import form
+from tests.delays import JobDelays
 from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
 
-#: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by one.
-#: Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a generous end.
+#: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by
+#: one. Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a
+#: generous end.
 ALONE: frozenset[str] = frozenset((
     "tests/data/test_advice.py::test_decoders_in_python_get_processes",
     "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
@@ -29,17 +31,23 @@ pytest_plugins = ["aiocuda.testing.plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the project's short form of ``--aiocuda-require-gpu``."""
-    parser.getgroup("aiocuda").addoption("--require-gpu", action="store_true", help="--aiocuda-require-gpu")
+    """Add the project's short form of ``--aiocuda-require-gpu``, and ``--delay-jobs``."""
+    group = parser.getgroup("aiocuda")
+    group.addoption("--require-gpu", action="store_true", help="--aiocuda-require-gpu")
+    group.addoption("--delay-jobs", type=float, metavar="SECONDS", help="delay each job of a thread by 0 to SECONDS")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Translate ``--require-gpu``, and restore the handler of Ctrl-C.
+    """Translate ``--require-gpu``, install the delays, and restore the handler of Ctrl-C.
 
     A background job of a shell ignores Ctrl-C; tests and their children need it.
     """
     if config.getoption("require_gpu"):
         config.option.aiocuda_require_gpu = True
+    if config.getoption("delay_jobs"):
+        delays = JobDelays(config.getoption("delay_jobs"))
+        delays.install(pytest.MonkeyPatch())
+        config.pluginmanager.register(delays)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
         config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")

@@ -30,8 +30,7 @@ from aiocuda import (
 )
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until, until_gone
+from tests.helpers import SAXPY, Latch, Peer, Reports, open_peer, quickly, turns, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -653,14 +652,14 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
     program = """
         import asyncio
         import aiocuda
-        from aiocuda.testing import Latch
+        from tests.helpers import Latch
 
         async def main():
             global device, stream, latch
             device = await aiocuda.open_device(driver="host")
             device.drain_timeout = 0.3
             stream = device.stream()
-            latch = Latch(device, seconds=60)
+            latch = Latch(device)
             latch.hold(stream)
             await latch.held()
 

@@ -27,8 +27,8 @@ from aiocuda._base._collections import COLLECTIONS
 from aiocuda._base._log import is_heard, log
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import SPIN, TRAP, FewQueues, open_peer, quickly, until
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import SPIN, TRAP, FewQueues, Latch, open_peer, quickly, until
 from tests.project.tree import SOURCE
 
 

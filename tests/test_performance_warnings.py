@@ -18,10 +18,9 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, PerformanceWarning, Stream
 from aiocuda.memory._copy_watch import CopyWatch
-from aiocuda.testing import Latch
 from tests.benchmarks.host_time import IdleDriver
 from tests.benchmarks.kernels import empty
-from tests.helpers import FewQueues, until
+from tests.helpers import FewQueues, Latch, until
 
 #: Seconds after which advice that must come has not come. A busy machine is often too slow for a probe.
 LONGEST = 60.0

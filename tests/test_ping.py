@@ -15,8 +15,8 @@ import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidArgumentError, InvalidTypeError, Stream
 from aiocuda._base._faults import FAULTS
 from aiocuda.device._open_devices import OPEN_DEVICES
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import PATIENCE, SPIN, TRAP, FaultListener, in_thread, open_peer, quickly, turns
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import PATIENCE, SPIN, TRAP, FaultListener, Latch, in_thread, open_peer, quickly, turns
 
 #: Seconds after which a ping of a held device gives up.
 SOON = 0.05
@@ -28,7 +28,7 @@ MS = 1_000_000
 async def held(device: Device) -> AsyncIterator[Latch]:
     """Hold a stream of the device until the latch is released."""
     async with device.stream() as stream:
-        with Latch(device, seconds=PATIENCE) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             yield latch
@@ -174,7 +174,7 @@ async def test_ping_waiting_at_a_forced_close_ends() -> None:
     async with aiocuda.open_device(driver="host", asynchronous=False) as device:
         device.drain_timeout = 0.01
         stream = device.stream()
-        with Latch(device, seconds=PATIENCE) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             ping = asyncio.create_task(device.ping(PATIENCE))

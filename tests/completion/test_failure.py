@@ -12,9 +12,8 @@ import pytest
 import aiocuda
 from aiocuda import AiocudaError, DeviceOutOfMemory, DriverError, Kernel, Operation, SkippedError
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
-from tests.helpers import PATIENCE, SAXPY, Peer, Reports, open_peer, quickly, until
+from tests.helpers import PATIENCE, SAXPY, Latch, Peer, Reports, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

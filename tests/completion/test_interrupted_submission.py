@@ -13,9 +13,8 @@ import pytest
 import aiocuda
 from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
 from aiocuda.completion._reactor import Reactor
-from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
-from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
+from tests.helpers import PATIENCE, Latch, Peer, Reports, open_peer, quickly, until
 
 
 class Notebook:
@@ -216,7 +215,7 @@ def interrupt_twice(within: str, block_kind: str = "nothing") -> Device:
         async with aiocuda.open_device(driver=notebook.peer.driver) as device:
             kept.append(device)
             device.drain_timeout = PATIENCE
-            latch = Latch(device, seconds=60)
+            latch = Latch(device)
             kept.append(latch)
             try:
                 await hold_stream(device, latch, block_kind)

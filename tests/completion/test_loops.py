@@ -18,8 +18,7 @@ import aiocuda
 from aiocuda import ClosedError, Device, Stream, UnsupportedError, WrongLoopError
 from aiocuda.cluster import open_cluster
 from aiocuda.device._resources import resources_of
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, turns, until
+from tests.helpers import AFFINE, PATIENCE, UVLOOP, Latch, Peer, in_thread, open_peer, quickly, turns, until
 
 FACTORIES = [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory]
 

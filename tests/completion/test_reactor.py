@@ -22,9 +22,22 @@ from aiocuda.device._resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch, SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
-from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
+from tests.helpers import (
+    AFFINE,
+    SPIN,
+    UVLOOP,
+    Latch,
+    Peer,
+    Reports,
+    block_until,
+    open_peer,
+    quickly,
+    refusal,
+    turns,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -627,7 +640,7 @@ async def test_begin_and_end_of_queries_are_balanced_while_other_libraries_may_c
 async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
     async with aiocuda.open_device(driver="cuda") as device:
         gate, streams = device.stream(), [device.stream() for _ in range(256)]
-        with Latch(device, seconds=60) as latch:
+        with Latch(device) as latch:
             held = latch.hold(gate)
             await latch.held()
             for stream in streams:

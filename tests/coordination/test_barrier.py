@@ -30,9 +30,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.driver.several import SEVERAL_DEVICES, open_driver
-from tests.helpers import SPIN, TRAP, block_until, in_thread, open_peer, quickly, until
+from tests.helpers import SPIN, TRAP, Latch, block_until, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

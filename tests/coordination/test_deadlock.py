@@ -15,9 +15,8 @@ import pytest
 
 from aiocuda import AsyncCoordinator, ClosedError, CycleError, DeadlockError, Device, EventPool, SkippedError, Stream
 from aiocuda._base._deadlock import waiting
-from aiocuda.testing import Latch
 from tests.coordination.graphs import ITEMS
-from tests.helpers import SPIN, quickly, until
+from tests.helpers import SPIN, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -22,9 +22,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.coordination.graphs import ITEMS
-from tests.helpers import SPIN, quickly, until
+from tests.helpers import SPIN, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

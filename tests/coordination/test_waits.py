@@ -20,9 +20,8 @@ from aiocuda import (
     StreamPool,
 )
 from aiocuda._base._deadlock import waiting
-from aiocuda.testing import Latch
 from tests.coordination.test_deadlock import INSTANTLY, Clock, check_often, clock
-from tests.helpers import SPIN, Reports, quickly, until
+from tests.helpers import SPIN, Latch, Reports, quickly, until
 
 __all__ = ["clock"]
 

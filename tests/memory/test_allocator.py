@@ -14,8 +14,7 @@ import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, Latch, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -25,8 +25,7 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, Peer, in_thread, open_peer, quickly, turns, until
+from tests.helpers import SAXPY, TRAP, Latch, Peer, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 

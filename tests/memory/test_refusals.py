@@ -12,8 +12,7 @@ import pytest
 from aiocuda import DriverError, StaleHandleError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from aiocuda.testing import Latch
-from tests.helpers import Reports, open_peer, quickly, refusal
+from tests.helpers import Latch, Reports, open_peer, quickly, refusal
 
 pytestmark = pytest.mark.asyncio
 

@@ -25,8 +25,7 @@ from aiocuda import (
     Stage,
     Stream,
 )
-from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly, turns, until
+from tests.helpers import Latch, open_peer, quickly, turns, until
 from tests.pipeline.many import many
 from tests.pipeline.steps import SIZE, assert_quiet, counting, down, held, stages, triple, up, value, values
 

@@ -22,8 +22,7 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, block_until, open_peer, quickly, turns, until
+from tests.helpers import TRAP, Latch, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 

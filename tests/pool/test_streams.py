@@ -24,8 +24,7 @@ from aiocuda import (
 )
 from aiocuda.device.streams._joins import join
 from aiocuda.pool import LeasedStream
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until
+from tests.helpers import SAXPY, TRAP, Latch, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,8 +17,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._staging import SMALL_BYTES
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
+from tests.helpers import TRAP, Latch, Peer, Reports, open_peer, quickly, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 

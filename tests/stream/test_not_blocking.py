@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, EventPool, Operation, Stream
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, SPIN, quickly, until
+from tests.helpers import AFFINE, SAXPY, SPIN, Latch, quickly, until
 from tests.stream.methods import World, methods_of
 
 pytestmark = pytest.mark.asyncio

@@ -14,8 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, DriverError, InvalidTypeError, Operation, SkippedError, Stream
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, open_peer, quickly, turns, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Latch, Peer, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 

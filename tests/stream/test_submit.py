@@ -30,8 +30,8 @@ from aiocuda import (
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.completion._submission_pace import SubmissionPace
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, Peer, Reports, open_peer, quickly, until
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, Latch, Peer, Reports, open_peer, quickly, until
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST")
 
