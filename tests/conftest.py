@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aiocuda._core._form import form
-from tests.delays import JobDelays
 from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
@@ -45,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("require_gpu"):
         config.option.aiocuda_require_gpu = True
     if config.getoption("delay_jobs"):
+        from tests.delays import JobDelays
+
         delays = JobDelays(config.getoption("delay_jobs"))
         delays.install(pytest.MonkeyPatch())
         config.pluginmanager.register(delays)

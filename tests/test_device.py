@@ -652,14 +652,14 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
     program = """
         import asyncio
         import aiocuda
-        from tests.helpers import Latch
+        from aiocuda.testing import Latch
 
         async def main():
             global device, stream, latch
             device = await aiocuda.open_device(driver="host")
             device.drain_timeout = 0.3
             stream = device.stream()
-            latch = Latch(device)
+            latch = Latch(device, seconds=120)
             latch.hold(stream)
             await latch.held()
 

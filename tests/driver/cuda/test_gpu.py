@@ -90,7 +90,7 @@ def test_context_that_was_active_before() -> None:
     program = """
         import asyncio, contextlib, logging, time, warnings
         import aiocuda
-        from tests.helpers import Latch
+        from aiocuda.testing import Latch
         from cuda.bindings import driver as cuda
 
         class Events(logging.Handler):
@@ -103,7 +103,7 @@ def test_context_that_was_active_before() -> None:
 
         async def busy(device, count, caught):
             async with contextlib.AsyncExitStack() as stack:
-                latch = stack.enter_context(Latch(device))
+                latch = stack.enter_context(Latch(device, seconds=120))
                 first, *others = [await stack.enter_async_context(device.stream()) for _ in range(count)]
                 latch.hold(first)
                 gate = first.fill(first.empty(4), 1)
