@@ -285,7 +285,7 @@ async def test_many_operations_take_linear_time_and_do_not_block_the_loop(device
         found = asyncio.ensure_future(listed(operations))
         await turns(3)
         latch.release()
-        assert await asyncio.wait_for(found, 10) == operations
+        assert await quickly(found) == operations
 
 
 async def test_callbacks_see_the_context_of_the_iteration_and_user_errors_pass(stream: Stream) -> None:

@@ -396,7 +396,7 @@ async def test_refused_queries_do_not_block_waiters() -> None:
                 peer.refuse("event_query", times=3)
                 await until(lambda: peer.calls["event_query"] > 6, "queries")
                 latch.release()
-            await asyncio.wait({waiter}, timeout=20)
+            await asyncio.wait({waiter}, timeout=PATIENCE)
             assert waiter.done()
         assert all(isinstance(failure, DriverError) for failure in reports.failures)
 

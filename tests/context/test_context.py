@@ -27,7 +27,7 @@ from aiocuda import (
 )
 from aiocuda.lowlevel import OPEN_DEVICES
 from tests.context.programs import SIZE, everything, numbered, value
-from tests.helpers import Latch, Peer, in_thread, quickly, turns
+from tests.helpers import PATIENCE, Latch, Peer, in_thread, quickly, turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -293,7 +293,7 @@ async def test_second_call_waits_for_the_same_end() -> None:
 
 async def test_time_limit_of_the_end_ends_everything() -> None:
     context = await ManagedContext(driver="host")
-    context.device.drain_timeout = 10.0
+    context.device.drain_timeout = PATIENCE
     with Latch(context.device) as latch:
         await holding(context, latch)
         asyncio.get_running_loop().call_later(0.01, latch.release)

@@ -336,12 +336,8 @@ async def test_managed_memory_is_freed_off_the_loop(stream: Stream, device: Devi
     for buffer in buffers[:2]:
         buffer.free()
     del buffers, buffer
-    turned = asyncio.get_running_loop().time()
     for _ in range(100):
         await asyncio.sleep(0.001)
-        now = asyncio.get_running_loop().time()
-        assert now - turned < 0.25, "the loop stood still"
-        turned = now
-    latch.release()
+    latch.release()  # raises if the loop has waited until the latch ended by itself
     await stream.synchronize()
     await swept(device, 0)
