@@ -95,7 +95,7 @@ async def test_elapsed_time(stream: Stream) -> None:
     with pytest.raises(BusyError, match="await it, then ask"):
         start.elapsed_ms(end)
     await end
-    assert 19 < start.elapsed_ms(end) < 2000
+    assert start.elapsed_ms(end) > 19
     assert start.elapsed_ms(start) == 0
 
 

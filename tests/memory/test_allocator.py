@@ -14,7 +14,7 @@ import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from tests.helpers import AFFINE, SAXPY, Latch, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import AFFINE, PATIENCE, SAXPY, Latch, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,7 +27,8 @@ async def swept(device: Device, live: int) -> None:
             stream.empty(1).free()
         return device.memory.statistics().live_bytes == live
 
-    for _ in range(2000):
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while asyncio.get_running_loop().time() < deadline:
         if await tick():
             return
         await asyncio.sleep(0.001)

@@ -299,7 +299,7 @@ async def test_statistics(device: Device, stream: Stream, other: Stream) -> None
     assert (statistics.copies, statistics.bytes_copied) == (1, 400)
     assert (statistics.fills, statistics.launches) == (1, 3)
     assert 0 < statistics.p50_ms <= statistics.p99_ms
-    assert 0 < statistics.average_ms < 10_000
+    assert statistics.average_ms > 0
     assert (statistics.live_bytes, statistics.peak_bytes) == (800, 800)
     assert other.statistics().operations == 0
     assert other.statistics().average_ms == 0
