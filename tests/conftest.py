@@ -12,18 +12,40 @@ from typing import Any
 import pytest
 
 from aiocuda._core._form import form
-from tests.helpers import device, latch, other, stream
+from tests.helpers import device, latch, no_blocking_calls, other, stream
 
-__all__ = ["device", "latch", "other", "stream"]
+__all__ = ["device", "latch", "no_blocking_calls", "other", "stream"]
 
 #: The tests that compare a measured time with a limit. They get the mark `alone`: `make slow` runs them last, one by
 #: one. Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a
 #: generous end.
 ALONE: frozenset[str] = frozenset((
+    "tests/completion/test_alarm.py::test_alarm_is_more_precise_than_timers_of_the_loop",
+    "tests/completion/test_reactor.py::test_256_waiting_streams_take_at_most_5_percent_of_a_core",
     "tests/data/test_advice.py::test_decoders_in_python_get_processes",
     "tests/data/test_advice.py::test_decoders_that_wait_get_more_workers_than_there_are_processors",
     "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
+    "tests/driver/host/test_memory.py::test_upload_download_and_kernel_overlap",
+    *(
+        f"tests/driver/test_conformance.py::{driver}::{test}"
+        for driver in ("TestHostConformance", "TestCudaConformance")
+        for test in (
+            "test_upload_compute_and_download_overlap",
+            "test_two_copies_of_one_direction_share_an_engine",
+            "test_kernels_of_eight_streams_overlap",
+        )
+    ),
     "tests/load/test_service.py::test_overload_costs_no_goodput_and_refused_clients_can_come_back",
+    "tests/memory/test_interchange.py::test_arrays_cross_in_both_directions",
+    "tests/pipeline/test_advice_about_the_host.py::test_functions_that_share_the_gil_help_in_processes",
+    "tests/pipeline/test_advice_about_the_host.py::test_nothing_is_promised_where_kernels_of_the_host_driver_share_the_gil",
+    "tests/pipeline/test_advice_about_the_host.py::test_nothing_is_promised_where_offloaded_functions_share_the_gil",
+    "tests/pipeline/test_advice_about_the_host.py::test_stage_that_blocks_the_loop_gets_no_more_items_and_helps_in_a_thread",
+    "tests/pipeline/test_advice_about_the_host.py::test_stage_that_waits_gets_more_items_than_there_are_processors",
+    "tests/pipeline/test_bound.py::test_figures_are_those_of_the_exported_trace_on_a_gpu",
+    "tests/pipeline/test_replay.py::test_figures_on_a_gpu",
+    "tests/test_host_use.py::test_gil_is_free_while_a_thread_waits",
+    "tests/test_host_use.py::test_gil_that_a_thread_keeps_is_taken",
 ))  # fmt: skip
 
 _FILLS = "fills the memory of the device"
@@ -62,17 +84,25 @@ pytest_plugins = ["aiocuda.testing.plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the project's short form of ``--aiocuda-require-gpu``."""
-    parser.getgroup("aiocuda").addoption("--require-gpu", action="store_true", help="--aiocuda-require-gpu")
+    """Add the project's short form of ``--aiocuda-require-gpu``, and ``--delay-jobs``."""
+    group = parser.getgroup("aiocuda")
+    group.addoption("--require-gpu", action="store_true", help="--aiocuda-require-gpu")
+    group.addoption("--delay-jobs", type=float, metavar="SECONDS", help="delay each job of a thread by 0 to SECONDS")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Translate ``--require-gpu``, and restore the handler of Ctrl-C.
+    """Translate ``--require-gpu``, install the delays, and restore the handler of Ctrl-C.
 
     A background job of a shell ignores Ctrl-C; tests and their children need it.
     """
     if config.getoption("require_gpu"):
         config.option.aiocuda_require_gpu = True
+    if config.getoption("delay_jobs"):
+        from tests.delays import JobDelays
+
+        delays = JobDelays(config.getoption("delay_jobs"))
+        delays.install(pytest.MonkeyPatch())
+        config.pluginmanager.register(delays)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
         config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -28,11 +29,13 @@ from aiocuda._base._faults import FAULTS
 from aiocuda._base._types import DeviceProperties, Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, RecordedCall, record_after
-from aiocuda.testing import Latch, kernels
+from aiocuda.testing import kernels
 from aiocuda.testing.kernels import Sample
 
 #: Seconds after which something that must come has not come.
-PATIENCE = 10.0
+PATIENCE = 60.0
+#: Seconds for which a latch holds a stream, if no test releases it: longer than every wait of a test.
+LATCH = 2 * PATIENCE
 
 try:
     import uvloop
@@ -73,8 +76,27 @@ async def other(device: Device) -> AsyncIterator[Stream]:
 @pytest.fixture
 def latch(device: Device, stream: Stream, other: Stream) -> Iterator[Latch]:
     """A latch for `device`, open at the end of the test, whatever the test did, and before its streams close."""
-    with Latch(device, seconds=PATIENCE) as opened:
+    with Latch(device) as opened:
         yield opened
+
+
+class Latch(aiocuda.testing.Latch):
+    """A latch that does not end by itself before the test fails."""
+
+    def __init__(self, device: Device, *, seconds: float = LATCH) -> None:
+        super().__init__(device, seconds=seconds)
+
+
+@pytest.fixture
+def no_blocking_calls() -> Iterator[None]:
+    """An error where aiocuda calls a function that may block the loop, by its name: no time is measured."""
+    if importlib.util.find_spec("blockbuster") is None:
+        yield
+        return
+    from blockbuster import blockbuster_ctx
+
+    with blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]):
+        yield
 
 
 class FaultListener(FaultWatch):
@@ -161,7 +183,7 @@ def in_thread(main: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(2 * PATIENCE)
+    thread.join(1.5 * PATIENCE)  # what waits in it fails before
     assert not thread.is_alive(), "the other loop hangs"
     result, error = outcome[0]
     if error is not None:

@@ -26,8 +26,7 @@ from aiocuda import (
     Stream,
     WrongLoopError,
 )
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, in_thread, open_peer, quickly, turns
+from tests.helpers import TRAP, Latch, Peer, in_thread, open_peer, quickly, turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,7 +46,7 @@ async def first_of(completed: AsyncGenerator[Any, None]) -> Any:
 
 async def test_the_order_is_that_of_completion(device: Device, stream: Stream, other: Stream) -> None:
     async with device.stream() as third:
-        with Latch(device, seconds=10) as one, Latch(device, seconds=10) as two:
+        with Latch(device) as one, Latch(device) as two:
             late, middle, early = one.hold(stream), two.hold(other), third.synchronize()
             behind = other.record()
             completed = completions(late, behind, middle, early)
@@ -279,14 +278,14 @@ async def test_another_loop(device: Device, stream: Stream, latch: Latch) -> Non
 
 @pytest.mark.slow
 async def test_many_operations_take_linear_time_and_do_not_block_the_loop(device: Device, stream: Stream) -> None:
-    with Latch(device, seconds=10) as latch:
+    with Latch(device) as latch:
         latch.hold(stream)
         await latch.held()
         operations = [stream.synchronize() for _ in range(10_000)]
         found = asyncio.ensure_future(listed(operations))
         await turns(3)
         latch.release()
-        assert await asyncio.wait_for(found, 10) == operations
+        assert await quickly(found) == operations
 
 
 async def test_callbacks_see_the_context_of_the_iteration_and_user_errors_pass(stream: Stream) -> None:

@@ -30,8 +30,7 @@ from aiocuda import (
 )
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until, until_gone
+from tests.helpers import PATIENCE, SAXPY, Latch, Peer, Reports, open_peer, quickly, turns, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -207,7 +206,6 @@ async def test_counts_add_up(device: Device, stream: Stream, other: Stream, latc
     assert (after.failed, after.abandoned) == (0, 1)
     assert after.submitted == after.resolved + 1
     assert after.streams >= 2
-    assert after.lost_wakes == 0
 
 
 async def test_counts_of_streams_that_were_closed_stay(device: Device) -> None:
@@ -448,7 +446,7 @@ async def test_closing_is_cancelled_while_it_gives_back() -> None:
 
         def slowly(*arguments: object) -> None:
             entered.set()
-            gate.wait(10)
+            gate.wait(PATIENCE)
 
         await device.pinned(10)
         peer.before["unpin"] = slowly
@@ -644,7 +642,7 @@ async def test_interpreter_ends_with_work_in_flight(exit_code: int) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert (process.returncode, out, err) == (exit_code, b"", b"")
 
 
@@ -660,7 +658,7 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
             device = await aiocuda.open_device(driver="host")
             device.drain_timeout = 0.3
             stream = device.stream()
-            latch = Latch(device, seconds=60)
+            latch = Latch(device, seconds=120)
             latch.hold(stream)
             await latch.held()
 
@@ -669,7 +667,7 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert (process.returncode, out, err) == (0, b"", b"")
 
 

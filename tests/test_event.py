@@ -26,8 +26,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import SPIN, Peer, open_peer, quickly, until
+from tests.helpers import SPIN, Latch, Peer, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -96,7 +95,7 @@ async def test_elapsed_time(stream: Stream) -> None:
     with pytest.raises(BusyError, match="await it, then ask"):
         start.elapsed_ms(end)
     await end
-    assert 19 < start.elapsed_ms(end) < 2000
+    assert start.elapsed_ms(end) > 19
     assert start.elapsed_ms(start) == 0
 
 

@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
 from aiocuda._base._types import SourceLine
 from aiocuda.driver.cuda import _probe
-from aiocuda.testing import Latch
+from tests.helpers import Latch
 
 CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
 

@@ -15,8 +15,8 @@ import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidArgumentError, InvalidTypeError, Stream
 from aiocuda._base._faults import FAULTS
 from aiocuda.device._open_devices import OPEN_DEVICES
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import PATIENCE, SPIN, TRAP, FaultListener, in_thread, open_peer, quickly, turns
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import PATIENCE, SPIN, TRAP, FaultListener, Latch, in_thread, open_peer, quickly, turns
 
 #: Seconds after which a ping of a held device gives up.
 SOON = 0.05
@@ -28,7 +28,7 @@ MS = 1_000_000
 async def held(device: Device) -> AsyncIterator[Latch]:
     """Hold a stream of the device until the latch is released."""
     async with device.stream() as stream:
-        with Latch(device, seconds=PATIENCE) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             yield latch
@@ -43,7 +43,7 @@ async def one_stream(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
 
 @pytest.mark.asyncio
 async def test_ping_returns_its_seconds(device: Device) -> None:
-    assert 0.0 <= await quickly(device.ping()) < 1.0
+    assert 0.0 <= await device.ping(PATIENCE) < PATIENCE
     assert await quickly(device.ping(None)) >= 0.0
     assert await quickly(device.ping(timeout_s=float("inf"))) >= 0.0
 
@@ -92,10 +92,10 @@ async def test_pings_that_time_out_hold_one_event(one_stream: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_pings_grow_nothing(device: Device) -> None:
-    await device.ping()
+    await device.ping(PATIENCE)
     before = device.statistics()
     for _ in range(50):
-        await asyncio.gather(*(device.ping() for _ in range(4)))
+        await asyncio.gather(*(device.ping(PATIENCE) for _ in range(4)))
     after = device.statistics()
     assert (after.events, after.streams, after.threads) == (before.events, before.streams, before.threads)
     assert after.in_flight == 0
@@ -117,34 +117,39 @@ async def test_cancelled_ping_leaves_the_others(one_stream: Device) -> None:
 @pytest.mark.asyncio
 async def test_answer_that_came_while_the_loop_was_blocked_is_in_time() -> None:
     async with open_peer() as (peer, device):
-        await device.ping()
+        await device.ping(PATIENCE)
         silent = True
         answer = peer.inner.event_query
         peer.__dict__["event_query"] = lambda event: not silent and answer(event)
+
+        def block() -> None:
+            """Block the loop longer than the ping waits, in the iteration in which it begins; the device answers."""
+            nonlocal silent
+            threading.Event().wait(2 * SOON)
+            silent = False
+
         ping = asyncio.create_task(device.ping(SOON))
-        await turns(3)
-        threading.Event().wait(2 * SOON)  # another callback blocks the loop, and the device answers
-        silent = False
+        asyncio.get_running_loop().call_soon(block)
         await ping
 
 
 @pytest.mark.asyncio
 async def test_event_that_was_reached_before_the_ping_proves_nothing() -> None:
     async with open_peer() as (peer, device):
-        await device.ping()
+        await device.ping(PATIENCE)
         answer = peer.inner.event_query
         peer.__dict__["event_query"] = lambda event: False
         with pytest.raises(TimeoutError):
             await device.ping(0.01)
         peer.__dict__["event_query"] = answer
         events = peer.calls["event_record"]
-        await device.ping()
+        await device.ping(PATIENCE)
         assert peer.calls["event_record"] == events + 1
 
 
 @pytest.mark.asyncio
 async def test_each_loop_has_a_ping_of_its_own(device: Device) -> None:
-    await device.ping()
+    await device.ping(PATIENCE)
     streams = device.statistics().streams
 
     async def other_loop() -> int:
@@ -152,21 +157,21 @@ async def test_each_loop_has_a_ping_of_its_own(device: Device) -> None:
         return device.statistics().streams
 
     assert await asyncio.to_thread(in_thread, other_loop) == streams + 1
-    await device.ping()
+    await device.ping(PATIENCE)
     assert device.statistics().streams <= streams + 1
 
 
 @pytest.mark.asyncio
 async def test_closed_device_raises() -> None:
     async with aiocuda.open_device(driver="host") as device:
-        await device.ping()
+        await device.ping(PATIENCE)
         closing = asyncio.create_task(device.aclose())
         await turns(1)
         with pytest.raises(ClosedError):
-            await device.ping()
+            await device.ping(PATIENCE)
         await closing
     with pytest.raises(ClosedError):
-        await device.ping()
+        await device.ping(PATIENCE)
 
 
 @pytest.mark.asyncio
@@ -174,7 +179,7 @@ async def test_ping_waiting_at_a_forced_close_ends() -> None:
     async with aiocuda.open_device(driver="host", asynchronous=False) as device:
         device.drain_timeout = 0.01
         stream = device.stream()
-        with Latch(device, seconds=PATIENCE) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             ping = asyncio.create_task(device.ping(PATIENCE))
@@ -202,18 +207,18 @@ async def test_fault_reaches_pings_and_is_an_attribute() -> None:
         assert OPEN_DEVICES.fault() is device.fault
         assert FAULTS.of_process is None  # the host driver can be opened again
         with pytest.raises(DeviceFault):
-            await device.ping()
+            await device.ping(PATIENCE)
     assert OPEN_DEVICES.fault() is None
 
 
 @pytest.mark.asyncio
 async def test_refused_event_is_the_pings_error_and_the_next_ping_works() -> None:
     async with open_peer() as (peer, device):
-        await device.ping()
+        await device.ping(PATIENCE)
         peer.refuse("event_record")
         with pytest.raises(DriverError):
-            await device.ping()
-        assert await device.ping() < 1.0
+            await device.ping(PATIENCE)
+        assert await device.ping(PATIENCE) < PATIENCE
 
 
 @pytest.mark.asyncio

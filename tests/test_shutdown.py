@@ -12,8 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda._base._shutdown import end_tasks, finish_shielded, finish_within, must_end_now
-from aiocuda.testing import Latch
-from tests.helpers import Reports, quickly, until
+from tests.helpers import Latch, Reports, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -18,8 +18,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, Operation, Stream
 from aiocuda._base._wakeups import MOST_WOKEN, Callback, Waiters, Wakes
 from aiocuda.pool import NewStream, Offer, Place
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, open_peer, quickly, turns
+from tests.helpers import PATIENCE, Latch, open_peer, quickly, turns
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)
 

@@ -25,7 +25,7 @@ async def cancel_waiters(setting: Setting) -> Measured:
     stream = setting.stream()
     for _ in range(setting.count("repeats")):
         measured.baseline.append(await _cancelled(count, event.wait, 1))
-        with Latch(setting.device) as latch:
+        with Latch(setting.device, seconds=120) as latch:
             latch.hold(stream)
             await latch.held()
             held = stream.synchronize()

@@ -10,8 +10,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, DriverError, Operation, Stream
-from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly
+from tests.helpers import Latch, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

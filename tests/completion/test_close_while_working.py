@@ -17,8 +17,7 @@ import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Kernel, Operation
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until, until_gone
+from tests.helpers import PATIENCE, Latch, Peer, Reports, in_thread, open_peer, quickly, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -29,7 +28,7 @@ async def closed_while_working(peer: Peer | None = None, **options: Any) -> Asyn
     with Peer() if peer is None else contextlib.nullcontext(peer) as opened:
         device = await aiocuda.open_device(driver=opened.driver, **options)
         device.drain_timeout = 0.02
-        latch = Latch(device, seconds=PATIENCE)
+        latch = Latch(device)
         with pytest.raises(ZeroDivisionError), pytest.warns(DrainTimeoutWarning):
             async with device:
                 stream = device.stream()  # a variable, as for all streams here: a dropped stream warns

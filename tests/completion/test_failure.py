@@ -12,9 +12,8 @@ import pytest
 import aiocuda
 from aiocuda import AiocudaError, DeviceOutOfMemory, DriverError, Kernel, Operation, SkippedError
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
-from tests.helpers import PATIENCE, SAXPY, Peer, Reports, open_peer, quickly, until
+from tests.helpers import PATIENCE, SAXPY, Latch, Peer, Reports, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -397,7 +396,7 @@ async def test_refused_queries_do_not_block_waiters() -> None:
                 peer.refuse("event_query", times=3)
                 await until(lambda: peer.calls["event_query"] > 6, "queries")
                 latch.release()
-            await asyncio.wait({waiter}, timeout=20)
+            await asyncio.wait({waiter}, timeout=PATIENCE)
             assert waiter.done()
         assert all(isinstance(failure, DriverError) for failure in reports.failures)
 

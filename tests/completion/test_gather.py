@@ -24,8 +24,7 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.completion import Gathering
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Reports, block_until, in_thread, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, Reports, block_until, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,8 +14,7 @@ from aiocuda import Device, DriverError
 from aiocuda.completion._device_state import CAPTURERS
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, Peer, Reports, block_until, open_peer, quickly, refusal, until
+from tests.helpers import PATIENCE, Latch, Peer, Reports, block_until, open_peer, quickly, refusal, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,9 +10,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
-from aiocuda.testing import Latch
 from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, turns, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Latch, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -11,10 +11,9 @@ import pytest
 from aiocuda import Device, Operation
 from aiocuda.completion import _listeners
 from aiocuda.device._resources import resources_of
-from aiocuda.testing import Latch
 from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick
-from tests.helpers import Reports, block_until, open_peer, turns
+from tests.helpers import Latch, Reports, block_until, open_peer, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.python_core, pytest.mark.slow]
 

@@ -14,9 +14,8 @@ from aiocuda import Device, DeviceFault, Operation
 from aiocuda._base import _wakeups
 from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device._resources import resources_of
-from aiocuda.testing import Latch
 from tests.completion.interrupts import QUEUE, Interrupt, sweep
-from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
+from tests.helpers import Latch, Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.python_core, pytest.mark.slow]
 

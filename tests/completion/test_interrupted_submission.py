@@ -13,9 +13,8 @@ import pytest
 import aiocuda
 from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
 from aiocuda.completion._reactor import Reactor
-from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
-from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
+from tests.helpers import LATCH, PATIENCE, Latch, Peer, Reports, open_peer, quickly, until
 
 
 class Notebook:
@@ -215,8 +214,8 @@ def interrupt_twice(within: str, block_kind: str = "nothing") -> Device:
     async def block() -> None:
         async with aiocuda.open_device(driver=notebook.peer.driver) as device:
             kept.append(device)
-            device.drain_timeout = PATIENCE
-            latch = Latch(device, seconds=60)
+            device.drain_timeout = LATCH
+            latch = Latch(device)
             kept.append(latch)
             try:
                 await hold_stream(device, latch, block_kind)
@@ -247,7 +246,7 @@ def interrupt_twice(within: str, block_kind: str = "nothing") -> Device:
     start = notebook.loop.time()
     notebook.interrupted(interrupt())
     notebook.run(end())
-    assert notebook.loop.time() - start < PATIENCE
+    assert notebook.loop.time() - start < device_of(kept).drain_timeout
     notebook.loop.close()
     kept[1]._open()
     notebook.peer.inner.close()  # a device that was left while it worked keeps its driver open

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import functools
 import gc
+import threading
 import time
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +23,22 @@ from aiocuda.device._resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch, SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
-from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
+from tests.helpers import (
+    AFFINE,
+    SPIN,
+    UVLOOP,
+    Latch,
+    Peer,
+    Reports,
+    block_until,
+    open_peer,
+    quickly,
+    refusal,
+    turns,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,7 +78,6 @@ async def test_each_policy_resolves_all_operations(policy: Any, polls_freely: bo
         for nanoseconds in (0, 100_000, 3 * MS, 12 * MS):
             for _ in range(2):
                 await quickly(stream.launch(SPIN, 1, 1, nanoseconds))
-        assert device.statistics().lost_wakes == 0
         assert device.statistics().in_flight == 0
 
 
@@ -143,30 +156,51 @@ AWAITS: dict[str, Awaits] = {
 }
 
 
+class StoppableClock(Peer):
+    """A driver whose time can be stopped: then no await ends an iteration of the loop because it took long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: float | None = None
+
+    def now(self) -> float:
+        now: float = self.inner.now()
+        return now if self.stopped is None else self.stopped
+
+
 @pytest.mark.parametrize("how", AWAITS)
-async def test_awaits_of_an_operation_that_has_finished_let_the_loop_run(stream: Stream, how: str) -> None:
-    operation = stream.synchronize()
-    await operation
-    iterations = IterationCounter()
-    before = iterations.count
-    for _ in range(640):
-        await AWAITS[how](operation)
-    iterations.stop()
-    assert 640 // 65 <= iterations.count - before < 640 // 32
+async def test_awaits_of_an_operation_that_has_finished_let_the_loop_run(how: str) -> None:
+    async with open_peer(clock := StoppableClock()) as (_, device), device.stream() as stream:
+        operation = stream.synchronize()
+        await operation
+        clock.stopped = clock.now()
+        iterations = IterationCounter()
+        before = iterations.count
+        for _ in range(640):
+            await AWAITS[how](operation)
+        iterations.stop()
+        assert 640 // 65 <= iterations.count - before < 640 // 32
+        clock.stopped = None
 
 
-async def test_awaits_of_a_finished_node_and_event_let_the_loop_run(device: Device, stream: Stream) -> None:
-    event = stream.record()
-    async with AsyncCoordinator(device) as coordinator:
+async def test_awaits_of_a_finished_node_and_event_let_the_loop_run() -> None:
+    async with (
+        open_peer(clock := StoppableClock()) as (_, device),
+        AsyncCoordinator(device) as coordinator,
+        device.stream() as stream,
+    ):
+        event = stream.record()
         node = coordinator.upload(np.ones(4, np.float32))
         for thing in (event, node):
             await thing
+            clock.stopped = clock.now()
             iterations = IterationCounter()
             before = iterations.count
             for _ in range(640):
                 await thing
             iterations.stop()
             assert 640 // 65 <= iterations.count - before < 640 // 32
+            clock.stopped = None
 
 
 async def test_awaits_of_a_finished_operation_do_not_make_a_long_iteration(stream: Stream) -> None:
@@ -342,7 +376,6 @@ async def test_armed_notifiers_are_limited(device: Device) -> None:
             latch.release()
             await quickly(asyncio.gather(*tasks))
         await until(lambda: device.statistics().armed == 0, "the notifiers")
-        assert device.statistics().lost_wakes == 0
 
 
 async def test_device_without_notifiers() -> None:
@@ -409,10 +442,11 @@ async def test_lost_notifications_are_counted_and_the_waits_end() -> None:
             with Latch(device) as latch:
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
                 await until(lambda: device.statistics().armed == 3, "the notifiers")
+                heard = device.statistics().notifications
                 latch.release()
                 await quickly(asyncio.gather(*tasks))
-            await until(lambda: device.statistics().armed == 0, "the notifiers")
-            assert device.statistics().lost_wakes == before + 3
+            await until(lambda: device.statistics().notifications >= heard + 3, "the notifications")
+            assert device.statistics().armed == 0
 
 
 async def test_late_notifier_does_not_hold_its_operation() -> None:
@@ -475,7 +509,6 @@ async def test_abandoning_an_operation_with_an_armed_notifier_loses_no_notifier(
     latch.release()
     await quickly(stream.synchronize())
     await until(lambda: device.statistics().armed == 0, "the notifier")
-    assert device.statistics().lost_wakes == 0
 
 
 async def test_wait_that_is_longer_than_predicted_gets_a_notifier() -> None:
@@ -483,28 +516,44 @@ async def test_wait_that_is_longer_than_predicted_gets_a_notifier() -> None:
 
     The kernel takes longer: a notifier wakes it, not the watchdog.
     """
+    released = threading.Event()
+
+    def spin(nanoseconds: int) -> Iterator[float]:
+        """Without a time, run until the test has released it."""
+        while not (nanoseconds or released.is_set()):
+            yield 0.001
+        yield nanoseconds / 1e9
+
     async with open_peer(Peer(polls_freely=True)) as (_, device):
         stream = device.stream()
-        spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
-        for _ in range(6):
-            await stream.launch(spin, 1, 1, 4 * MS)
-        operation = stream.launch(spin, 1, 1, 300 * MS)
-        task = asyncio.create_task(operation.wait())
-        await asyncio.sleep(0)
-        deadline = time.monotonic() + 0.03
-        block_until(lambda: time.monotonic() > deadline)
-        await until(lambda: device.statistics().armed == 1, "the notifier")
-        assert not task.done()
+        kernel = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=spin)
+        try:
+            for _ in range(6):
+                await stream.launch(kernel, 1, 1, 4 * MS)
+            operation = stream.launch(kernel, 1, 1, 0)
+            task = asyncio.create_task(operation.wait())
+            await asyncio.sleep(0)
+            deadline = time.monotonic() + 0.03
+            block_until(lambda: time.monotonic() > deadline)
+            await until(lambda: device.statistics().armed == 1, "the notifier")
+            assert not task.done()
+        finally:
+            released.set()
         await quickly(task)
 
 
 async def test_predicted_waits_sleep_and_then_poll() -> None:
-    async with open_peer(Peer(polls_freely=True)) as (_, device):
-        stream = device.stream()
-        spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
-        for _ in range(8):
-            await stream.launch(spin, 1, 1, 8 * MS)
-        assert device.statistics().sleeps > 0
+    async def main() -> None:
+        async with aiocuda.open_device(driver=SimulatedDriver(None)) as device, device.stream() as stream:
+            for _ in range(8):
+                await stream.launch(SPIN, 1, 1, 8 * MS)
+            assert device.statistics().sleeps > 0
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            runner.run(main())
+
+    await asyncio.to_thread(run)
 
 
 # Ports
@@ -532,7 +581,6 @@ async def test_port_without_a_descriptor() -> None:
             assert np.array_equal(await quickly(other.download(buffer)), array)
             assert (await device.pinned(100)).size == 100
             assert device.statistics().notifications > 3
-            assert device.statistics().lost_wakes == 0
 
 
 @pytest.mark.parametrize("factory", [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory])
@@ -627,7 +675,7 @@ async def test_begin_and_end_of_queries_are_balanced_while_other_libraries_may_c
 async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
     async with aiocuda.open_device(driver="cuda") as device:
         gate, streams = device.stream(), [device.stream() for _ in range(256)]
-        with Latch(device, seconds=60) as latch:
+        with Latch(device) as latch:
             held = latch.hold(gate)
             await latch.held()
             for stream in streams:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, DriverError, Stream, WrongLoopError
-from aiocuda.testing import Latch
+from tests.helpers import Latch, in_thread, open_peer, quickly
 from tests.helpers import device as device
-from tests.helpers import in_thread, open_peer, quickly
 from tests.helpers import latch as latch
 from tests.helpers import other as other
 from tests.helpers import stream as stream

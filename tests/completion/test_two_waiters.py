@@ -14,8 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError, Operation
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, UVLOOP, Peer, quickly
+from tests.helpers import PATIENCE, UVLOOP, Latch, Peer, quickly
 
 Wait = Callable[["Operation[Any]"], Coroutine[Any, Any, Any]]
 Scenario = Callable[[Device, Peer, Wait], Coroutine[Any, Any, None]]

@@ -26,9 +26,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.lowlevel import OPEN_DEVICES
-from aiocuda.testing import Latch
 from tests.context.programs import SIZE, everything, numbered, value
-from tests.helpers import Peer, in_thread, quickly, turns
+from tests.helpers import PATIENCE, Latch, Peer, in_thread, quickly, turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -209,7 +208,7 @@ async def test_work_under_way_ends_before_the_device() -> None:
         async with ManagedContext(driver="host") as context:
             for part in parts:
                 getattr(context, part)
-            with Latch(context.device, seconds=10) as latch:
+            with Latch(context.device) as latch:
                 latch.hold(context.stream("compute"))
                 await quickly(latch.held())
                 asyncio.get_running_loop().call_soon(latch.release)
@@ -276,7 +275,7 @@ async def holding(context: ManagedContext, latch: Latch) -> None:
 
 async def test_second_call_waits_for_the_same_end() -> None:
     context = await ManagedContext(driver="host")
-    with Latch(context.device, seconds=10) as latch:
+    with Latch(context.device) as latch:
         await holding(context, latch)
         calls = [asyncio.create_task(context.aclose()) for _ in range(3)]
         await turns(9)
@@ -294,8 +293,8 @@ async def test_second_call_waits_for_the_same_end() -> None:
 
 async def test_time_limit_of_the_end_ends_everything() -> None:
     context = await ManagedContext(driver="host")
-    context.device.drain_timeout = 10.0
-    with Latch(context.device, seconds=10) as latch:
+    context.device.drain_timeout = PATIENCE
+    with Latch(context.device) as latch:
         await holding(context, latch)
         asyncio.get_running_loop().call_later(0.01, latch.release)
         with pytest.raises(TimeoutError):

@@ -14,9 +14,9 @@ import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value
-from tests.helpers import TRAP, Peer, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, Peer, open_peer, quickly, until
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_one_after_the_other(asynchronous: bool) -> None:
     ):
         compute, control, another = context.stream("compute"), context.stream("control"), beside.stream()
         mine, theirs = control.empty(SIZE), another.empty(SIZE)
-        with Latch(context.device, seconds=10) as latch:
+        with Latch(context.device) as latch:
             held = latch.hold(compute)
             await quickly(latch.held())
             other = control.fill(mine, 1)
@@ -173,7 +173,7 @@ async def test_each_device_has_its_own_default_stream() -> None:
             ManagedContext(1, driver=host, asynchronous=False) as second,
             ManagedContext(1, driver=host, asynchronous=False) as third,
         ):
-            with Latch(first.device, seconds=10) as latch:
+            with Latch(first.device) as latch:
                 latch.hold(first.stream("compute"))
                 await quickly(latch.held())
                 for context in (second, third):
@@ -193,7 +193,7 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
             resources_of(device).imports.queue_of(handle).imported
         )  # made from the handle, it is not the device's own stream
         buffer = own.empty(SIZE, np.uint8)
-        with Latch(device, seconds=10) as latch:
+        with Latch(device) as latch:
             latch.hold(own)
             await quickly(latch.held())
             operation = imported.fill(buffer, 5)
@@ -232,7 +232,7 @@ async def test_a_failed_submission_spoils_one_stream_only() -> None:
 @pytest.mark.asyncio
 async def test_the_context_ends_with_work_under_way() -> None:
     async with ManagedContext(driver="host", asynchronous=False) as context:
-        with Latch(context.device, seconds=10) as latch:
+        with Latch(context.device) as latch:
             held = latch.hold(context.stream("compute"))
             await quickly(latch.held())
             asyncio.get_running_loop().call_soon(latch.release)

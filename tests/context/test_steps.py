@@ -24,9 +24,8 @@ from aiocuda import (
 )
 from aiocuda.context import StepTelemetry
 from aiocuda.pipeline import Launch, SlotBuffer
-from aiocuda.testing import Latch
 from tests.context.programs import SIZE, affine, numbered, value, zeros
-from tests.helpers import AFFINE, TRAP, Peer, Reports, quickly, until
+from tests.helpers import AFFINE, TRAP, Latch, Peer, Reports, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -41,7 +40,7 @@ async def context(request: pytest.FixtureRequest) -> AsyncIterator[ManagedContex
 @pytest.fixture
 def latch(context: ManagedContext) -> Any:
     """What it holds ends with the test."""
-    with Latch(context.device, seconds=10) as opened:
+    with Latch(context.device) as opened:
         yield opened
 
 
@@ -505,7 +504,7 @@ async def test_the_end_raises_an_unraised_failure() -> None:
 async def test_leaving_by_an_error_waits_for_the_device_only() -> None:
     with contextlib.suppress(ZeroDivisionError):
         async with ManagedContext(driver="host") as context:
-            with Latch(context.device, seconds=10) as latch:
+            with Latch(context.device) as latch:
                 await step(context, 0, lambda slot: latch.hold(slot.stream))
                 await quickly(latch.held())
                 await step(context, 1, broken)  # the block ends with this error, so the step's failure is not raised

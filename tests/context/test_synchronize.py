@@ -11,9 +11,8 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, ClosedError, InvalidTypeError, ManagedContext, WrongLoopError
-from aiocuda.testing import Latch
 from tests.context.programs import SIZE, affine, everything, numbered, zeros
-from tests.helpers import TRAP, Peer, in_thread, quickly, turns
+from tests.helpers import TRAP, Latch, Peer, in_thread, quickly, turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,7 +33,7 @@ async def test_it_waits_for_every_stream(name: Any, held: str) -> None:
     async with ManagedContext(driver=name) as context:
         found = STREAMS[held](context)
         stream = await found if hasattr(found, "__await__") else found
-        with Latch(context.device, seconds=10) as latch:
+        with Latch(context.device) as latch:
             hold = latch.hold(stream)
             others: list[Any] = [context.stream("compute").synchronize(), context.coordinator.host(int)]
             waiting = asyncio.create_task(context.synchronize())
@@ -113,7 +112,7 @@ async def test_a_device_fault_ends_the_wait() -> None:
 
 async def test_cancellation_ends_only_the_wait() -> None:
     async with ManagedContext(driver="host") as context:
-        with Latch(context.device, seconds=10) as latch:
+        with Latch(context.device) as latch:
             hold = latch.hold(context.stream("upload"))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.005):

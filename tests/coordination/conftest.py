@@ -6,8 +6,7 @@ import pytest
 import pytest_asyncio
 
 from aiocuda import AsyncCoordinator, Device
-from aiocuda.testing import Latch
-from tests.helpers import device, stream
+from tests.helpers import Latch, device, stream
 
 __all__ = ["coordinator", "device", "latch", "stream"]
 

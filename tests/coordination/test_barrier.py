@@ -30,9 +30,9 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.driver.several import SEVERAL_DEVICES, open_driver
-from tests.helpers import SPIN, TRAP, block_until, in_thread, open_peer, quickly, until
+from tests.helpers import SPIN, TRAP, Latch, block_until, in_thread, open_peer, quickly, until
+from tests.pipeline.virtual import in_virtual_time
 
 pytestmark = pytest.mark.asyncio
 
@@ -90,9 +90,23 @@ async def test_time_from_the_first_arrival_to_the_last(device: Device) -> None:
         barrier = StreamBarrier(3)
         streams[1].launch(SPIN, 1, 1, 30_000_000)
         times = await quickly(asyncio.gather(*(barrier.wait(stream) for stream in streams)))
-        assert 0.025 <= times[0] < 10
+        assert times[0] >= 0.025
         assert times == [times[0]] * 3
-        assert (await quickly(asyncio.gather(*(barrier.wait(stream) for stream in streams))))[0] < 0.025
+
+
+async def test_times_between_the_arrivals_are_exact() -> None:
+    """The second time the streams arrive together."""
+
+    async def main(device: Device) -> None:
+        async with open_streams(device, 3) as streams:
+            await device.load(SPIN)
+            barrier = StreamBarrier(3)
+            streams[1].launch(SPIN, 1, 1, 30_000_000)
+            for expected in (0.03, 0.0):
+                times = await asyncio.gather(*(barrier.wait(stream) for stream in streams))
+                assert times == pytest.approx([expected] * 3, abs=1e-4)
+
+    await asyncio.to_thread(in_virtual_time, main)
 
 
 @pytest.mark.parametrize("count", [2, 16])

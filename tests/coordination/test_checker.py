@@ -26,8 +26,9 @@ from aiocuda import (
     UnorderedAccessWarning,
 )
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch, SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
+from tests.helpers import Latch
 
 ONES = np.ones(ITEMS, np.uint32)
 HERE = Path(__file__).name

@@ -22,9 +22,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.device._resources import resources_of
-from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS
-from tests.helpers import SPIN, in_thread, quickly, until
+from tests.helpers import SPIN, Latch, in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,4 +1,4 @@
-"""E5: deadlocks are found, with names, within a second; what only takes long is not one.
+"""E5: deadlocks are found, with names; what only takes long is not one.
 
 `test_late.py` tests what is only still.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -15,18 +15,12 @@ import pytest
 
 from aiocuda import AsyncCoordinator, ClosedError, CycleError, DeadlockError, Device, EventPool, SkippedError, Stream
 from aiocuda._base._deadlock import waiting
-from aiocuda.testing import Latch
 from tests.coordination.graphs import ITEMS
-from tests.helpers import SPIN, quickly, until
+from tests.helpers import SPIN, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
 ONES = np.ones(ITEMS, np.uint32)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def check_often(coordinator: AsyncCoordinator) -> None:
@@ -37,14 +31,6 @@ def check_often(coordinator: AsyncCoordinator) -> None:
 
 #: A `deadlock_timeout` that has passed between any two checks.
 INSTANTLY = 1e-9
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-
-    def within_a_second(self) -> bool:
-        return time.monotonic() - self.began < 1.0
 
 
 async def test_edges_that_go_round_are_refused(device: Device, stream: Stream, latch: Latch) -> None:
@@ -74,17 +60,17 @@ async def test_edges_that_go_round_are_refused(device: Device, stream: Stream, l
     assert order == ["c", "b", "a"]
 
 
-async def test_bracket_that_waits_for_its_own_dependent(coordinator: AsyncCoordinator, clock: Clock) -> None:
-    bracket = coordinator.operation("kernel", description="outer")
-    with pytest.raises(DeadlockError, match=r"waits for transfer 2 'inner', which waits for kernel 1 'outer'"):
-        async with bracket:
-            inner = coordinator.upload(ONES, after=bracket, description="inner")
-            await inner
-    assert clock.within_a_second()
-    with pytest.raises(SkippedError) as caught:
-        await quickly(inner)
-    assert isinstance(caught.value.__cause__, DeadlockError)
-    assert coordinator.statistics().deadlocks == 1
+async def test_bracket_that_waits_for_its_own_dependent(device: Device) -> None:
+    async with AsyncCoordinator(device, deadlock_timeout=math.inf) as coordinator:  # no timer finds it
+        bracket = coordinator.operation("kernel", description="outer")
+        with pytest.raises(DeadlockError, match=r"waits for transfer 2 'inner', which waits for kernel 1 'outer'"):
+            async with bracket:
+                inner = coordinator.upload(ONES, after=bracket, description="inner")
+                await inner
+        with pytest.raises(SkippedError) as caught:
+            await quickly(inner)
+        assert isinstance(caught.value.__cause__, DeadlockError)
+        assert coordinator.statistics().deadlocks == 1
 
 
 async def test_bracket_that_waits_through_others(coordinator: AsyncCoordinator) -> None:
@@ -95,15 +81,14 @@ async def test_bracket_that_waits_through_others(coordinator: AsyncCoordinator) 
             await coordinator.download(middle)
 
 
-async def test_place_held_by_a_task_that_waits_for_a_later_place(device: Device, clock: Clock) -> None:
-    async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
+async def test_place_held_by_a_task_that_waits_for_a_later_place(device: Device) -> None:
+    async with AsyncCoordinator(device, max_in_flight=1, deadlock_timeout=math.inf) as coordinator:  # no timer finds it
         with pytest.raises(DeadlockError, match=r"none of 1 places is free: held by reduction 1 'holder'"):
             async with coordinator.operation("reduction", description="holder"):
                 await coordinator.upload(ONES)
         with pytest.raises(DeadlockError):
             async with coordinator.operation("kernel"), coordinator.operation("kernel"):
                 pytest.fail("there is one place")
-        assert clock.within_a_second()
         assert coordinator.statistics().deadlocks == 2
         np.testing.assert_array_equal(await quickly(coordinator.download(coordinator.upload(ONES))), ONES)
 
@@ -143,14 +128,13 @@ async def test_waiting_for_running_work_is_no_deadlock(device: Device, stream: S
 
 
 @pytest.mark.slow
-async def test_event_that_is_never_recorded(device: Device, clock: Clock) -> None:
+async def test_event_that_is_never_recorded(device: Device) -> None:
     event = EventPool(device).acquire_nowait()
     async with AsyncCoordinator(device, deadlock_timeout=0.5) as coordinator:
         behind = coordinator.upload(ONES, after=event, description="behind")
         after = coordinator.download(behind)
         with pytest.raises(DeadlockError, match=r"'behind' waits for an event that was never rec"):
             await quickly(behind)
-        assert clock.within_a_second()
         with pytest.raises(SkippedError):
             await quickly(after)
 
@@ -176,13 +160,12 @@ async def test_event_that_is_recorded_late_is_waited_for(device: Device, stream:
 
 
 @pytest.mark.slow
-async def test_bracket_that_is_never_entered(device: Device, clock: Clock) -> None:
+async def test_bracket_that_is_never_entered(device: Device) -> None:
     async with AsyncCoordinator(device, deadlock_timeout=0.5) as coordinator:
         bracket = coordinator.operation("barrier", description="meeting")
         behind = coordinator.upload(ONES, after=bracket)
         with pytest.raises(DeadlockError, match=r"^transfer 2 waits for barrier 1 'meeting'; "):
             await quickly(behind)
-        assert clock.within_a_second()
 
 
 class Meeting:
@@ -204,7 +187,7 @@ class Meeting:
 
 
 @pytest.mark.slow
-async def test_party_that_never_comes(device: Device, clock: Clock) -> None:
+async def test_party_that_never_comes(device: Device) -> None:
     async with AsyncCoordinator(device, deadlock_timeout=0.5) as coordinator:
         meeting = Meeting(3)
 
@@ -215,7 +198,6 @@ async def test_party_that_never_comes(device: Device, clock: Clock) -> None:
         told = await quickly(asyncio.gather(party("a"), party("b"), return_exceptions=True))
         assert [type(error) for error in told] == [DeadlockError] * 2
         assert "1 of 3 parties of a meeting" in str(told[0])
-    assert clock.within_a_second()
 
 
 async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:

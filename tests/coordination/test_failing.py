@@ -23,9 +23,8 @@ from aiocuda import (
     SkippedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
-from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, Peer, Reports, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -79,7 +78,7 @@ async def test_half_an_overwrite_leaves_the_other_half_spoiled(coordinator: Asyn
 
 
 async def test_order_is_kept_across_skipped_nodes(
-    coordinator: AsyncCoordinator, stream: aiocuda.Stream, latch: aiocuda.testing.Latch
+    coordinator: AsyncCoordinator, stream: aiocuda.Stream, latch: Latch
 ) -> None:
     """Held reader, skipped writer, overwriter: the last waits for the first, with nothing between them."""
     up = coordinator.upload(ONES)
@@ -341,7 +340,7 @@ async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> 
     """The operation fails with the error of a closed stream, and not with the driver's error for an unknown handle."""
     async with AsyncCoordinator(device) as coordinator:
         mine = device.stream(name="mine")
-        with Latch(device, seconds=10) as latch:
+        with Latch(device) as latch:
             latch.hold(coordinator.upload_stream)
             await quickly(latch.held())
             up = coordinator.upload(ONES)
@@ -356,7 +355,7 @@ async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> 
 async def test_edge_to_a_failed_node_skips_a_ready_node(device: Device) -> None:
     """E8: all its prerequisites were waitable, so only a place was missing; then it gets one more prerequisite."""
     async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
-        with Latch(device, seconds=10) as latch:
+        with Latch(device) as latch:
             latch.hold(coordinator.upload_stream)
             await quickly(latch.held())
             coordinator.upload(ONES)  # has the place

@@ -30,8 +30,7 @@ from aiocuda import (
 )
 from aiocuda.completion import METHODS
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, in_thread, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, in_thread, open_peer, quickly, until
 from tests.stream.methods import ARGUMENTS, World, methods_of
 
 pytestmark = pytest.mark.asyncio

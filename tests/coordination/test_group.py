@@ -27,8 +27,7 @@ from aiocuda import (
 )
 from aiocuda.completion import METHODS
 from aiocuda.coordination import GroupStream
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, turns, until
+from tests.helpers import SAXPY, TRAP, Latch, in_thread, open_peer, quickly, turns, until
 from tests.stream.methods import ARGUMENTS, World, methods_of
 
 pytestmark = pytest.mark.asyncio

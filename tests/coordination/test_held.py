@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from aiocuda import AsyncCoordinator, Stream
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, quickly
+from tests.helpers import AFFINE, Latch, quickly
 
 pytestmark = pytest.mark.asyncio
 

@@ -25,10 +25,9 @@ from aiocuda.device.streams import _joins
 from aiocuda.driver import protocol
 from aiocuda.driver.protocol import RecordedCall
 from aiocuda.driver.simulated import Upset
-from aiocuda.testing import Latch
 from tests import helpers
 from tests.completion.interrupts import QUEUE, sweep
-from tests.helpers import Peer, open_peer, quickly
+from tests.helpers import Latch, Peer, open_peer, quickly
 from tests.pipeline.virtual import in_virtual_time, kernel
 
 

@@ -15,6 +15,7 @@ from aiocuda import Device
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import SimulatedLoop
 from tests.coordination.graphs import by_chance, compare
+from tests.helpers import PATIENCE
 
 
 def simulate(seed: int) -> list[str]:
@@ -50,7 +51,7 @@ def test_random_graphs_come_to_what_they_come_to_one_by_one(block: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_graphs_in_real_time(device: Device, seed: int) -> None:
     chance = random.Random(seed)
-    await asyncio.wait_for(compare(device, by_chance(chance, 40), chance.choice((2, 8, 64)), 4), 30)
+    await asyncio.wait_for(compare(device, by_chance(chance, 40), chance.choice((2, 8, 64)), 4), PATIENCE)
 
 
 @pytest.mark.soak

@@ -10,8 +10,7 @@ import pytest
 
 from aiocuda import AsyncCoordinator, Device, EventPool, Stream
 from aiocuda.coordination import Node
-from aiocuda.testing import Latch
-from tests.helpers import SPIN, quickly
+from tests.helpers import SPIN, Latch, quickly
 
 
 @pytest.mark.asyncio

@@ -22,9 +22,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.coordination.graphs import ITEMS
-from tests.helpers import SPIN, quickly, until
+from tests.helpers import SPIN, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -212,10 +211,13 @@ async def test_nodes_that_no_node_can_wait_for(device: Device) -> None:
 
 
 async def test_long_chain_through_two_coordinators(device: Device) -> None:
+    async def step() -> None:
+        """Take no thread: a busy machine starts 4 000 jobs of threads in minutes."""
+
     event = aiocuda.EventPool(device).acquire_nowait()
     async with AsyncCoordinator(device) as first, AsyncCoordinator(device) as second, device.stream() as stream:
         node: Any = event
         for _ in range(2000):
-            node = second.host(int, after=first.host(int, after=node))
+            node = second.host(step, after=first.host(step, after=node))
         stream.record(event=event)
         await quickly(node)

@@ -26,7 +26,7 @@ from aiocuda.driver.cuda import _library
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import CompiledKernel
 from tests.driver.cuda.fake import Fake, build
-from tests.helpers import quickly
+from tests.helpers import PATIENCE, quickly
 from tests.project.tree import ROOT
 
 pytestmark = pytest.mark.asyncio
@@ -333,7 +333,7 @@ async def test_await_behind_long_operations_does_not_linger(fake: Fake) -> None:
 
 
 async def test_signal_ends_a_long_linger(fake: Fake) -> None:
-    """Queries in C run no bytecode, so a `linger` of half a second would delay Ctrl-C for that time."""
+    """Queries in C run no bytecode, so a `linger` of two minutes would delay Ctrl-C for that time."""
 
     class SignalError(Exception):
         pass
@@ -341,7 +341,7 @@ async def test_signal_ends_a_long_linger(fake: Fake) -> None:
     def handle(*_: object) -> None:
         raise SignalError
 
-    policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=5.0)
+    policy = dataclasses.replace(CompletionPolicy.named("latency"), linger=2 * PATIENCE)
     async with opened(fake, policy=policy) as device:
         stream = device.stream()
         for _ in range(3):
@@ -354,7 +354,7 @@ async def test_signal_ends_a_long_linger(fake: Fake) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(SignalError):
                 stream._queue.linger(operation)
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < PATIENCE
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

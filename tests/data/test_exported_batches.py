@@ -26,9 +26,9 @@ from aiocuda.data import DataLoader, sync_loader, to_device
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.memory.interchange._dlpack import CPU, CUDA, EXTENSION, host_array, read
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.data.samples import FIELDS, refuses_fives, write
-from tests.helpers import TRAP, quickly
+from tests.helpers import TRAP, Latch, quickly
 
 Import = Callable[[Any], Any]
 

@@ -24,7 +24,14 @@ from aiocuda.testing.conformance import DriverConformance, FaultConformance, Pee
 from aiocuda.testing.conformance._faults import Factory
 
 
-class OnHost:
+class Patient:
+    """The times of all classes: a machine may be busy."""
+
+    patience: ClassVar[float] = 60.0
+    hold_seconds: ClassVar[float] = 120.0
+
+
+class OnHost(Patient):
     """What the host driver's classes share."""
 
     full_house: ClassVar[int] = COMPUTE_SLOTS
@@ -92,14 +99,8 @@ class TestSimulatedFaults(OnSimulated, FaultConformance):
         return lambda: SimulatedDriver(None)
 
 
-class OnCuda:
-    """What the CUDA driver's classes share. The process has one driver, and its faults are not for this process.
-
-    Other processes use the GPU, too: only a verb that waits for a held kernel takes as long as ``patience``.
-    """
-
-    patience: ClassVar[float] = 30.0
-    hold_seconds: ClassVar[float] = 90.0
+class OnCuda(Patient):
+    """What the CUDA driver's classes share. The process has one driver, and its faults are not for this process."""
 
     @pytest.fixture
     def driver(self) -> Driver:

@@ -13,7 +13,7 @@ from aiocuda.driver._port import Port, open_port
 from aiocuda.driver._workers import Workers, most_threads
 from aiocuda.errors import ClosedError, ForkedProcessError
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Mailbox:

@@ -42,7 +42,7 @@ PROGRAM = """
         device = await aiocuda.open_device(driver=driver)
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
-        latch = Latch(device, seconds=60)
+        latch = Latch(device, seconds=120)
         latch.hold(stream)
         await latch.held()
         operations = [stream.fill(buffer, value) for value in range(1000)]

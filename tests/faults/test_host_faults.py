@@ -20,12 +20,12 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Port
 from aiocuda.memory import Adaptor
 from aiocuda.memory._staging import CHUNK_BYTES
-from aiocuda.testing import Latch
 from tests.helpers import (
     AFFINE,
     SAXPY,
     SPIN,
     TRAP,
+    Latch,
     Peer,
     Reports,
     block_until,

@@ -46,7 +46,7 @@ async def main(driver: Any, start: str) -> dict[str, Any]:
         context.set_forkserver_preload(["aiocuda"])
     early = context.Pool(WORKERS, begin, (driver,)) if start == "fork" else None
     async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
-        latch = Latch(device, seconds=60)
+        latch = Latch(device, seconds=120)
         hold = latch.hold(stream)
         await latch.held()
         # By `fork` only what was forked before a device was opened can open one of its own.

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiocuda import Device
-from aiocuda.testing import Latch
-from tests.helpers import device
+from tests.helpers import Latch, device
 
 __all__ = ["device", "latch"]
 
@@ -14,5 +13,5 @@ __all__ = ["device", "latch"]
 @pytest.fixture
 def latch(device: Device) -> Iterator[Latch]:
     """A latch for `device`. What it holds ends by itself, so that a test that fails ends too."""
-    with Latch(device, seconds=10) as opened:
+    with Latch(device) as opened:
         yield opened

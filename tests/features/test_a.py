@@ -12,8 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import ClosedError, Device, DriverError, Event, Operation, SkippedError, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, block_until, open_peer, quickly, until
+from tests.helpers import AFFINE, Latch, block_until, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,8 +7,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, Stream, StreamGroup, StreamPool
-from aiocuda.testing import Latch
-from tests.helpers import quickly, until
+from tests.helpers import Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

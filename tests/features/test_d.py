@@ -8,8 +8,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, EventPool, InvalidArgumentError, QueueFullError, StaleHandleError
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, SPIN, quickly, until
+from tests.helpers import PATIENCE, SPIN, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

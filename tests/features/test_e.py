@@ -30,7 +30,7 @@ from aiocuda import (
 from aiocuda.coordination._node import KINDS, PRIORITIES
 from aiocuda.driver.host import HostDriver
 from tests.coordination.graphs import BUMP, ITEMS
-from tests.helpers import quickly
+from tests.helpers import PATIENCE, quickly
 
 pytestmark = pytest.mark.asyncio
 
@@ -114,7 +114,7 @@ async def test_figures(device: Device) -> None:
         assert found.by_kind == {"transfer": 41, "kernel": 40, "reduction": 1}
         assert (found.registered, found.done, found.failed, found.skipped) == (82, 80, 1, 1)
         assert (found.waiting, found.in_flight, found.abandoned, found.deadlocks) == (0, 0, 0, 0)
-        assert 0 < found.average_overhead < 0.1
+        assert found.average_overhead > 0
         assert skipped.state == "skipped"
 
 
@@ -240,12 +240,12 @@ async def by_task_group(thing: Any) -> Any:
 
 
 async def by_timeout(thing: Any) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await thing
 
 
 async def by_wait_for(thing: Any) -> Any:
-    return await asyncio.wait_for(thing, 10)
+    return await asyncio.wait_for(thing, PATIENCE)
 
 
 async def by_shield(thing: Any) -> Any:

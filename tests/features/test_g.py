@@ -9,8 +9,7 @@ import pytest
 
 from aiocuda import Device, DeviceOutOfMemory
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import Peer, open_peer, quickly
+from tests.helpers import Latch, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

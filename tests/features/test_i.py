@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from aiocuda import BusyError, Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, TripleBuffer
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, quickly, until
+from tests.helpers import AFFINE, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

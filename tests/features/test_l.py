@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,20 +13,21 @@ import aiocuda
 from aiocuda import CompletionPolicy, Device, DeviceFault
 from aiocuda.completion._policy import PolicyName
 from tests.helpers import PATIENCE, SPIN, TRAP, Peer, open_peer, quickly
+from tests.pipeline.virtual import in_virtual_time
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.asyncio
 
-DRIVERS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
+DRIVERS = ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@contextlib.asynccontextmanager
-async def opened(driver: str, policy: PolicyName | CompletionPolicy) -> AsyncIterator[Device]:
+async def measured(driver: str, policy: PolicyName | CompletionPolicy, main: Callable[[Device], Awaitable[T]]) -> T:
+    """Return the result of a coroutine function on a GPU, or on a simulated device in virtual time."""
     if driver == "cuda":
         async with aiocuda.open_device(driver="cuda", policy=policy) as device:
-            yield device
-    else:
-        async with open_peer(Peer(polls_freely=True), policy=policy) as (_, device):
-            yield device
+            return await main(device)
+    return await asyncio.to_thread(in_virtual_time, main, policy=policy)
 
 
 async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, int, int]:
@@ -43,24 +44,25 @@ async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, in
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_waits_that_repeat_are_slept_through(driver: str) -> None:
     """L1: a kernel of unknown length is parked; when it comes again, the wait sleeps until shortly before its end."""
-    async with opened(driver, "balanced") as device:
+
+    async def main(device: Device) -> None:
         _, sleeps, parks = await counted(device, 20_000_000, 1)
         assert (sleeps, parks) == (0, 1)
         _, sleeps, _ = await counted(device, 20_000_000, 3)
         assert sleeps >= 3
+
+    await measured(driver, "balanced", main)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
     """L1: for the same kernels, one that always polls never parks, and ``efficient`` parks and hardly polls."""
     eager = CompletionPolicy("eager", unknown=PATIENCE, lead=PATIENCE, grace=PATIENCE)
-    async with opened(driver, eager) as device:
-        eager_polls, _, parks = await counted(device, 5_000_000, 3)
-        assert parks == 0
-    async with opened(driver, "efficient") as device:
-        polls, sleeps, parks = await counted(device, 5_000_000, 3)
-        assert (sleeps, parks) == (0, 3)
-        assert polls <= 15 < eager_polls
+    eager_polls, _, parks = await measured(driver, eager, lambda device: counted(device, 5_000_000, 3))
+    assert parks == 0
+    polls, sleeps, parks = await measured(driver, "efficient", lambda device: counted(device, 5_000_000, 3))
+    assert (sleeps, parks) == (0, 3)
+    assert polls <= 15 < eager_polls
 
 
 @pytest.mark.parametrize("policy", ["latency", "balanced"])

@@ -18,9 +18,8 @@ from aiocuda import (
     UnsupportedError,
     WrongLoopError,
 )
-from aiocuda.testing import Latch
 from tests.graph.kit import N, read
-from tests.helpers import Peer, in_thread, open_peer, quickly, until
+from tests.helpers import Latch, Peer, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

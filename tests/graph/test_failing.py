@@ -20,9 +20,8 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.graph.kit import N, affine, read
-from tests.helpers import TRAP, open_peer, quickly, refusal
+from tests.helpers import TRAP, Latch, open_peer, quickly, refusal
 
 pytestmark = pytest.mark.asyncio
 

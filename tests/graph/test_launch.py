@@ -16,9 +16,8 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.testing import Latch
 from tests.graph.kit import N, affine, read
-from tests.helpers import open_peer, quickly, until
+from tests.helpers import Latch, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

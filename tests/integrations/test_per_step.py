@@ -20,8 +20,7 @@ from aiocuda import Device, InvalidTypeError, Stream
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.device.streams._steps import end_step, flushed
 from aiocuda.integrations._per_step import per_step
-from aiocuda.testing import Latch
-from tests.helpers import quickly, until
+from tests.helpers import Latch, quickly, until
 from tests.integrations.interleavings import DEFAULT, Entered, MistakeError, Thread, run
 
 SEEDS = range(1000)

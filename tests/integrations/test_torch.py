@@ -17,8 +17,7 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import BusyError, Device, InvalidArgumentError, InvalidTypeError, Operation, Stream, UnsupportedError
 from aiocuda.completion._stream_queue import stream_queue
-from aiocuda.testing import Latch
-from tests.helpers import quickly, until
+from tests.helpers import Latch, quickly, until
 from tests.integrations.libraries import library, requires
 
 torch = library("torch")

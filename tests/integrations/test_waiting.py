@@ -15,8 +15,7 @@ from aiocuda.completion._marks import enqueue_shared_mark
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.device._resources import resources_of
 from aiocuda.integrations import _waiting
-from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly
+from tests.helpers import Latch, open_peer, quickly
 
 
 @pytest.mark.asyncio

@@ -57,7 +57,7 @@ class CountingDriver:
     def compile(self, device: int, source: CudaSource) -> CompiledKernel:
         self.compiled.append((device, source))
         if self.gate is not None:
-            self.gate.wait(30)
+            self.gate.wait(60)
         if self.failures:
             raise self.failures.pop()
         return CompiledKernel(b"image of %d" % device, f"_Z5{source.name}")

@@ -24,7 +24,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import ManagedAttributes
-from tests.helpers import Peer, open_peer, quickly, until
+from tests.helpers import PATIENCE, Peer, open_peer, quickly, until
 from tests.memory.test_guard import Guarding
 from tests.memory.test_managed import lent_again
 
@@ -193,7 +193,7 @@ async def test_memory_is_not_given_on_while_a_thread_advises() -> None:
 
         def hold(*arguments: object) -> None:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(PATIENCE)
 
         peer.before["advise"] = hold
         buffer = device.unified(1000, np.uint8)

@@ -14,8 +14,7 @@ import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import AFFINE, PATIENCE, SAXPY, Latch, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,7 +27,8 @@ async def swept(device: Device, live: int) -> None:
             stream.empty(1).free()
         return device.memory.statistics().live_bytes == live
 
-    for _ in range(2000):
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while asyncio.get_running_loop().time() < deadline:
         if await tick():
             return
         await asyncio.sleep(0.001)
@@ -337,12 +337,8 @@ async def test_managed_memory_is_freed_off_the_loop(stream: Stream, device: Devi
     for buffer in buffers[:2]:
         buffer.free()
     del buffers, buffer
-    turned = asyncio.get_running_loop().time()
     for _ in range(100):
         await asyncio.sleep(0.001)
-        now = asyncio.get_running_loop().time()
-        assert now - turned < 0.25, "the loop stood still"
-        turned = now
-    latch.release()
+    latch.release()  # raises if the loop has waited until the latch ended by itself
     await stream.synchronize()
     await swept(device, 0)

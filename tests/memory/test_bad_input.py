@@ -24,8 +24,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import Peer, open_peer, quickly, until
+from tests.helpers import Latch, Peer, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,8 +14,7 @@ import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, StaleHandleError, Stream, WrongDeviceError, WrongLoopError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import SizeClassResource
-from aiocuda.testing import Latch
-from tests.helpers import Peer, in_thread, open_peer, quickly, until
+from tests.helpers import Latch, Peer, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

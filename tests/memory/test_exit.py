@@ -44,7 +44,7 @@ def test_exit_beside_held_work_is_clean() -> None:
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "left\n", "")

@@ -28,8 +28,7 @@ from aiocuda import (
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import Adaptor
 from aiocuda.memory.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
-from aiocuda.testing import Latch
-from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import Latch, Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep
 
 pytestmark = pytest.mark.asyncio

@@ -28,8 +28,7 @@ from aiocuda import (
 from aiocuda.data import DataLoader
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import TrackingResource
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, device, in_thread, open_peer, quickly, stream, until
+from tests.helpers import TRAP, Latch, device, in_thread, open_peer, quickly, stream, until
 
 __all__ = ["device", "stream"]
 

@@ -9,8 +9,7 @@ from aiocuda import Device, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import Adaptor
 from aiocuda.memory._supply import LARGEST_KEPT, MOST_KEPT
-from aiocuda.testing import Latch
-from tests.helpers import Peer, open_peer, quickly
+from tests.helpers import Latch, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,8 +7,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch
-from tests.helpers import until
+from tests.helpers import Latch, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -18,8 +18,7 @@ from aiocuda._base._types import DeviceProperties
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory._host_view import HostView
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, open_peer, quickly
+from tests.helpers import SAXPY, Latch, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

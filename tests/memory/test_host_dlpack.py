@@ -24,7 +24,7 @@ from aiocuda import (
 from aiocuda.device._resources import resources_of
 from aiocuda.memory.interchange import _dlpack
 from aiocuda.memory.interchange._host_arrays import as_source, as_target
-from aiocuda.testing import Latch
+from tests.helpers import Latch
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,8 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, Device, Stream
 from aiocuda.memory._host_writes import FEW, HostWrites
-from aiocuda.testing import Latch
-from tests.helpers import quickly
+from tests.helpers import Latch, quickly
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,8 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceOutOfMemory, StaleHandleError, Stream, UnifiedBuffer
 from aiocuda.memory import _managed
-from aiocuda.testing import Latch
-from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import Latch, Peer, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

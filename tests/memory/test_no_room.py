@@ -14,8 +14,7 @@ from aiocuda.device._resources import resources_of
 from aiocuda.driver.cuda import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import FailingResource, LimitResource, SizeClassResource
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, block_until, open_peer, refusal
+from tests.helpers import TRAP, Latch, Peer, block_until, open_peer, refusal
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,8 +15,7 @@ from aiocuda.completion._reactor import reactors_of
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
-from aiocuda.testing import Latch
-from tests.helpers import Peer, quickly, until
+from tests.helpers import Latch, Peer, quickly, until
 from tests.memory.others import Producer
 
 pytestmark = pytest.mark.asyncio

@@ -25,8 +25,7 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, Peer, in_thread, open_peer, quickly, turns, until
+from tests.helpers import PATIENCE, SAXPY, TRAP, Latch, Peer, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -234,7 +233,7 @@ async def test_region_of_a_closed_loop_is_locked_nevertheless() -> None:
 
         async def elsewhere() -> None:
             await device.stream().synchronize()
-            peer.before["pin"] = lambda *arguments: gate.wait(10)
+            peer.before["pin"] = lambda *arguments: gate.wait(PATIENCE)
             device.pinned(3000)
 
         with pytest.warns(ResourceWarning):

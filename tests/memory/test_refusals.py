@@ -12,8 +12,7 @@ import pytest
 from aiocuda import DriverError, StaleHandleError
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from aiocuda.testing import Latch
-from tests.helpers import Reports, open_peer, quickly, refusal
+from tests.helpers import PATIENCE, Latch, Reports, open_peer, quickly, refusal
 
 pytestmark = pytest.mark.asyncio
 
@@ -97,7 +96,7 @@ async def test_deferred_frees_go_on_although_one_is_refused() -> None:
 
 async def test_two_threads_make_one_stream_of_our_own() -> None:
     async with open_peer() as (peer, device):
-        barrier = threading.Barrier(2, timeout=5)
+        barrier = threading.Barrier(2, timeout=PATIENCE)
         made = peer.calls["stream_create"]
         peer.before["stream_create"] = lambda *arguments: threading.Event().wait(0.01)
 

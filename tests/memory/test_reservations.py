@@ -21,8 +21,7 @@ from aiocuda.memory import (
     StatisticsResource,
     TrackingResource,
 )
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Reports, in_thread, open_peer, quickly, refusal, until
+from tests.helpers import TRAP, Latch, Reports, in_thread, open_peer, quickly, refusal, until
 from tests.memory.test_managed import given_back
 
 pytestmark = pytest.mark.asyncio

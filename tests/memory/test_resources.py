@@ -37,8 +37,7 @@ from aiocuda.memory import (
     TrackingResource,
 )
 from aiocuda.memory.adaptors._sizes import size_class
-from aiocuda.testing import Latch
-from tests.helpers import Peer, Reports, open_peer, quickly, refusal, until
+from tests.helpers import Latch, Peer, Reports, open_peer, quickly, refusal, until
 from tests.memory.shadow import all_adaptors
 
 pytestmark = pytest.mark.asyncio

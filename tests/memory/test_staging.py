@@ -17,8 +17,7 @@ from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, O
 from aiocuda.driver.host import HostDriver
 from aiocuda.lowlevel import resources_of
 from aiocuda.memory._staging import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNKS, SLAB_BYTES, SMALL_BYTES, chunk_bytes
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, Latch, Peer, block_until, open_peer, quickly, refusal, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,7 +88,7 @@ async def test_many_copies_share_the_chunk_buffers(device: Device) -> None:
             return np.array_equal(await stream.download(buffer), array)
 
         trips = map(round_trip, streams, given)
-        assert all(await asyncio.wait_for(asyncio.gather(*trips), 30))
+        assert all(await quickly(asyncio.gather(*trips)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from aiocuda import Device, Operation
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory import _staging
-from aiocuda.testing import Latch, SimulatedLoop
+from aiocuda.testing import SimulatedLoop
+from tests.helpers import Latch
 from tests.seeds import seed_of_source
 
 #: Small ones, so that a seed takes milliseconds; larger than what goes through a cell.

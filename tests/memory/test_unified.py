@@ -20,8 +20,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.memory._managed import MANY_VIEWS
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, open_peer, quickly
+from tests.helpers import SAXPY, Latch, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

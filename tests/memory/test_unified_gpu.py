@@ -11,8 +11,7 @@ import pytest
 
 from aiocuda import Device, Kernel, Stream, UnifiedBuffer
 from aiocuda.memory._migrations import PAGE
-from aiocuda.testing import Latch
-from tests.helpers import quickly
+from tests.helpers import Latch, quickly
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 

@@ -13,9 +13,8 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, WrongDeviceError
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
 from tests.driver.several import SEVERAL_DEVICES, open_driver
-from tests.helpers import AFFINE, quickly
+from tests.helpers import AFFINE, Latch, quickly
 
 pytestmark = pytest.mark.asyncio
 

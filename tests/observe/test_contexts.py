@@ -13,8 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Operation, Pipeline, Stage, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly
+from tests.helpers import Latch, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

@@ -18,9 +18,8 @@ from aiocuda import AsyncCoordinator, Device, InvalidTypeError, Kernel, Operatio
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.errors import DrainTimeoutWarning
-from aiocuda.testing import Latch
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick
-from tests.helpers import PATIENCE, Reports, block_until, in_thread, open_peer, quickly, turns, until
+from tests.helpers import Latch, Reports, block_until, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,7 +46,7 @@ class Counts:
 async def test_operations_of_a_closed_loop_are_resolved() -> None:
     async with aiocuda.open_device(driver=HostDriver()) as device:
         counts, streams = Counts(timing=True), []
-        with Latch(device, seconds=PATIENCE) as latch, device.listen(counts):
+        with Latch(device) as latch, device.listen(counts):
 
             async def leave() -> None:
                 stream = device.stream()
@@ -70,7 +69,7 @@ async def test_operations_of_a_device_that_is_left_at_work_are_resolved() -> Non
         counts = Counts()
         device = await aiocuda.open_device(driver=driver)
         device.drain_timeout = 0.01
-        latch = Latch(device, seconds=PATIENCE)
+        latch = Latch(device)
         with device.listen(counts), pytest.warns(DrainTimeoutWarning):
             with pytest.raises(ZeroDivisionError):
                 async with device:

@@ -12,8 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, InvalidTypeError, Kernel, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly
+from tests.helpers import Latch, open_peer, quickly
 from tests.stream.methods import LABELLED, World, methods_of, operation_of
 
 pytestmark = pytest.mark.asyncio

@@ -14,8 +14,7 @@ from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, Reports, block_until, in_thread, quickly
+from tests.helpers import Latch, Reports, block_until, in_thread, quickly
 from tests.simulation.program import Program
 from tests.simulation.run import simulate
 
@@ -160,7 +159,7 @@ async def test_events_of_a_closed_loop_are_returned() -> None:
     """The event before an operation is returned, too, if there is no listener at its end."""
     driver = HostDriver()
     async with aiocuda.open_device(driver=driver) as device:
-        with Latch(device, seconds=PATIENCE) as latch, device.listen(Listener(timing=True)):
+        with Latch(device) as latch, device.listen(Listener(timing=True)):
 
             async def leave() -> None:
                 stream = device.stream()

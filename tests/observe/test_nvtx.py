@@ -33,7 +33,7 @@ import aiocuda
 from aiocuda import DeviceFault
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import NvtxInstrument
-from aiocuda.testing import Latch
+from tests.helpers import Latch
 from tests.helpers import AFFINE, TRAP
 """
 

@@ -19,8 +19,8 @@ from aiocuda import AsyncCoordinator, BusyError, Device, DeviceFault, InvalidTyp
 from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.driver.host import HostDriver
 from aiocuda.serving import Batch, MicroBatcher
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, TRAP, quickly
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, TRAP, Latch, quickly
 
 pytest.importorskip("opentelemetry.sdk")
 trace: Any = importlib.import_module("opentelemetry.trace")

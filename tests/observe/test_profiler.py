@@ -24,8 +24,8 @@ from aiocuda.observe import (
     _profiler,
 )
 from aiocuda.observe._percentiles import ACCURACY, LogHistogram
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, TRAP, in_thread, open_peer, quickly
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, TRAP, Latch, in_thread, open_peer, quickly
 
 NBYTES = 4096
 
@@ -204,7 +204,7 @@ async def test_earlier_and_failed_operations_are_untimed() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
-        with Latch(device, seconds=10) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             async with StreamProfiler(device) as _profiler:

@@ -20,8 +20,8 @@ from aiocuda import ClosedError, Device
 from aiocuda._base._collections import COLLECTIONS
 from aiocuda.observe import Timeline
 from aiocuda.serving import Batch, BatcherStatistics, DeadlineError, MicroBatcher
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import UVLOOP, Reports, quickly, turns, until
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import UVLOOP, Latch, Reports, quickly, turns, until
 from tests.observe.test_page import Page
 from tests.observe.test_trace import Trace, read
 

@@ -16,8 +16,7 @@ import aiocuda
 from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
 from aiocuda.observe import Timeline, TimelineSpan
 from aiocuda.observe._drawing import BAR, LINE, RIGHT, WIDTH, draw
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, TRAP, open_peer, quickly, until
+from tests.helpers import AFFINE, TRAP, Latch, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -21,8 +21,8 @@ from aiocuda.observe import StreamProfiler, Timeline, TimelineSpan
 from aiocuda.observe._loop_monitor import BLOCKED
 from aiocuda.observe._recording import LABEL_KEPT, LoopRecord, Recording, Resume
 from aiocuda.observe._trace import trace, trace_of
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, UVLOOP, in_thread, quickly, turns
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, UVLOOP, Latch, in_thread, quickly, turns
 
 #: Labels that must survive every output.
 HOSTILE = [
@@ -318,7 +318,7 @@ def test_the_same_on_uvloop(check: Any) -> None:
 async def test_operations_on_the_host_are_counted() -> None:
     async with aiocuda.open_device(driver="host", max_in_flight=4) as device:
         stream = device.stream()
-        with Latch(device, seconds=10) as latch:
+        with Latch(device) as latch:
             async with Timeline(device) as timeline:
                 latch.hold(stream)
                 await latch.held()

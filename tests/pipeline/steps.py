@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from aiocuda import Device, Operation, Pipeline, Slot, Stage
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, until
+from tests.helpers import AFFINE, Latch, until
 
 SIZE = 1024
 

@@ -9,8 +9,7 @@ import pytest
 import pytest_asyncio
 
 from aiocuda import ClosedError, Device, Pipeline, Slot, Stage, Stream, WrongLoopError
-from aiocuda.testing import Latch
-from tests.helpers import in_thread, quickly, turns, until
+from tests.helpers import Latch, in_thread, quickly, turns, until
 from tests.pipeline.steps import stages, value, values
 
 pytestmark = pytest.mark.asyncio

@@ -24,8 +24,7 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.pipeline._failures import combine
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Reports, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, Reports, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, held, stages, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio

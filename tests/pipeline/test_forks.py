@@ -23,8 +23,7 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.pipeline import Launch, SlotBuffer
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, SAXPY, Latch, open_peer, quickly, refusal, until
 from tests.pipeline.steps import SIZE, assert_quiet, down, held, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio

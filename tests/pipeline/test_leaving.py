@@ -23,9 +23,8 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.pipeline import _item, _ring, _run, _slot
-from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
-from tests.helpers import Reports, quickly, turns, until
+from tests.helpers import Latch, Reports, quickly, turns, until
 from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
 
 pytestmark = pytest.mark.asyncio

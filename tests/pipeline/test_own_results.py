@@ -16,9 +16,8 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, PinnedBuffer, Pipeline, Slot, Stage
-from aiocuda.testing import Latch
 from tests.benchmarks.steps import Steps
-from tests.helpers import TRAP, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, triple, value
 
 pytestmark = pytest.mark.asyncio

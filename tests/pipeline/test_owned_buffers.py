@@ -28,8 +28,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.errors import DeviceOutOfMemory, NoEventLoopError
-from aiocuda.testing import Latch, Upset
-from tests.helpers import in_thread, open_peer, quickly, until
+from aiocuda.testing import Upset
+from tests.helpers import Latch, in_thread, open_peer, quickly, until
 from tests.pipeline.virtual import in_virtual_time, kernel
 
 BUFFERS: Any = {"x": (4, np.uint32), "y": ((2, 2), "f8")}

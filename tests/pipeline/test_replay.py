@@ -25,9 +25,8 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.pipeline import Launch, SlotBuffer
-from aiocuda.testing import Latch
 from tests.benchmarks.kernels import nanoseconds, spin
-from tests.helpers import AFFINE, Peer, in_thread, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, Latch, Peer, in_thread, open_peer, quickly, refusal, until
 from tests.pipeline.steps import SIZE, assert_quiet, counting, held, triple, value, values
 from tests.pipeline.virtual import in_virtual_time, measure, three
 

@@ -11,8 +11,7 @@ import aiocuda
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
 from aiocuda.pipeline._ring import PipelineRing
 from aiocuda.pipeline._slot import TRANSITIONS, SlotState
-from aiocuda.testing import Latch
-from tests.helpers import in_thread, quickly, until
+from tests.helpers import Latch, in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -26,8 +26,8 @@ from aiocuda import (
     WrongLoopError,
 )
 from aiocuda.pipeline import Ticket
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop, Upset
-from tests.helpers import AFFINE, in_thread, quickly, turns, until
+from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset
+from tests.helpers import AFFINE, Latch, in_thread, quickly, turns, until
 from tests.pipeline.steps import SIZE, assert_quiet, down, held, stages, triple, up, value, values
 from tests.pipeline.virtual import in_virtual_time, three
 

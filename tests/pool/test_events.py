@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, block_until, open_peer, quickly, turns, until
+from tests.helpers import PATIENCE, TRAP, Latch, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -228,11 +226,9 @@ async def test_device_fault_fails_waiting_tasks() -> None:
                         await elsewhere.launch(TRAP, 1, 1)
 
             await asyncio.to_thread(asyncio.run, fault())
-            began = time.monotonic()
             for task in tasks:
                 with pytest.raises(DeviceFault):
                     await quickly(task)
-            assert time.monotonic() - began < 0.1
             assert kept.timing is False
 
 
@@ -310,7 +306,7 @@ async def test_thousands_of_events_in_one_wake(events: int) -> None:
                     stream.record(event=event)
                 await latch.held()
                 waiting = asyncio.gather(*(event.wait() for event in lent))
-                told = asyncio.gather(*(asyncio.wait_for(event, 60) for event in lent[::10]))
+                told = asyncio.gather(*(asyncio.wait_for(event, PATIENCE) for event in lent[::10]))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 before = device.statistics()
@@ -380,7 +376,7 @@ async def test_kind_with_room_does_not_wait_behind_the_other(device: Device) -> 
     plain = await quickly(pool.acquire())
     waiting[0].cancel()  # it may have been woken: then its turn goes to the next one
     while waiting:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
         assert done
         for task in done:
             waiting.remove(task)

@@ -9,8 +9,8 @@ import pytest
 
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError, StreamPool
 from aiocuda.pool import LeasedStream, NewStream, Offer, Place, classify
-from aiocuda.testing import Latch, SimulatedDriver
-from tests.helpers import AFFINE, SAXPY, SPIN, until
+from aiocuda.testing import SimulatedDriver
+from tests.helpers import AFFINE, SAXPY, SPIN, Latch, until
 from tests.pool.test_streams import latch
 
 __all__ = ["latch"]

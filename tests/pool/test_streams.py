@@ -24,8 +24,7 @@ from aiocuda import (
 )
 from aiocuda.device.streams._joins import join
 from aiocuda.pool import LeasedStream
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until
+from tests.helpers import PATIENCE, SAXPY, TRAP, Latch, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -168,7 +167,7 @@ async def test_shared_leases_do_not_starve_an_exclusive_request(pool: StreamPool
 
     sharers = [asyncio.create_task(share()) for _ in range(6)]
     await turns()
-    async with asyncio.timeout(5), pool.stream(exclusive=True) as stream:
+    async with asyncio.timeout(PATIENCE), pool.stream(exclusive=True) as stream:
         await turns()
         assert [place.leases for place in pool._places if place.exclusive] == [1]
         assert stream.exclusive
@@ -258,7 +257,7 @@ async def test_any_ready_leases_an_idle_stream_exclusively(device: Device, pool:
         assert not pool.has_ready()  # one has work, both are leased
         name = idle.name
     assert pool.has_ready()
-    async with await quickly(pool.any_ready(timeout=5)) as ready:
+    async with await quickly(pool.any_ready(timeout=PATIENCE)) as ready:
         assert (ready.name, ready.exclusive) == (name, True)
         assert not pool.has_ready()
         with pytest.raises(TimeoutError):

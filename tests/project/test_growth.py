@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Kernel, Stream
 from aiocuda.pipeline._resources import OrderedGate
-from aiocuda.testing import Latch
+from tests.helpers import Latch
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)
 

@@ -19,7 +19,7 @@ import pytest
 import aiocuda
 from aiocuda.driver.host import HostDriver
 from aiocuda.serving import MicroBatcher
-from aiocuda.testing import Latch
+from tests.helpers import Latch
 from tests.project.tree import PACKAGE, ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"

@@ -18,8 +18,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault
 from aiocuda.serving import Batch, BatchError, MicroBatcher
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, TRAP, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Latch, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

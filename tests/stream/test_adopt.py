@@ -29,8 +29,7 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.memory.interchange import _dlpack
 from aiocuda.memory.interchange._dlpack import CPU, CUDA_HOST, EXTENSION
 from aiocuda.memory.interchange._exports import Exports
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, Peer, open_peer, quickly, until
+from tests.helpers import AFFINE, Latch, Peer, open_peer, quickly, until
 from tests.memory.others import Interfaced, Producer, handle, sweep
 
 pytestmark = pytest.mark.asyncio

@@ -27,8 +27,7 @@ from aiocuda import (
 from aiocuda.device.streams._transfers import MOST_BOUND
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Instrument
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, Peer, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, Latch, Peer, open_peer, quickly, refusal, until
 
 pytestmark = pytest.mark.asyncio
 

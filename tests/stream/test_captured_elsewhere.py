@@ -17,8 +17,7 @@ from aiocuda import BusyError, Device, Stream
 from aiocuda.completion._stream_queue import STREAM_CAPTURE_IMPLICIT
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import SizeClassResource
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, Peer, Reports, quickly, until
+from tests.helpers import AFFINE, Latch, Peer, Reports, quickly, until
 from tests.memory.others import Interfaced, handle, sweep
 from tests.stream.methods import World, methods_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -17,8 +16,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._staging import SMALL_BYTES
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
+from tests.helpers import LATCH, TRAP, Latch, Peer, Reports, open_peer, quickly, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,12 +29,11 @@ async def few() -> AsyncIterator[tuple[Peer, Device, Stream]]:
 
 
 async def test_timeout_ends_the_wait_immediately(device: Device) -> None:
+    device.drain_timeout = LATCH  # a longer wait lets the latch end by itself, which is an error
     with Latch(device) as latch:
-        began = time.monotonic()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01), device.stream() as stream:
                 await latch.hold(stream)
-        assert time.monotonic() - began < 1.0
         assert stream.closed
         assert latch.running <= 1
         with pytest.raises(ClosedError):
@@ -181,7 +178,6 @@ async def test_leaving_in_the_middle_of_a_large_copy(device: Device, other: Stre
 async def test_the_devices_deadline_holds_for_a_stream_inside() -> None:
     with Peer() as peer:
         latch: Latch | None = None
-        began = time.monotonic()
         with pytest.warns(aiocuda.DrainTimeoutWarning), pytest.raises(ZeroDivisionError):
             async with aiocuda.open_device(driver=peer.driver) as device:
                 device.drain_timeout = 0.05
@@ -190,9 +186,8 @@ async def test_the_devices_deadline_holds_for_a_stream_inside() -> None:
                     latch.hold(stream)
                     await latch.held()
                     raise ZeroDivisionError
-        assert time.monotonic() - began < 2.0
         assert latch is not None
-        latch.release()
+        latch.release()  # raises if the device has waited for the end of the latch
 
 
 async def test_the_device_waits_for_a_stream_that_was_left() -> None:

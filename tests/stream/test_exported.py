@@ -16,8 +16,7 @@ from aiocuda import Device, DeviceFault, Stream, StreamPool
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, in_thread, quickly, until
+from tests.helpers import TRAP, Latch, in_thread, quickly, until
 from tests.memory.others import Producer
 
 DRIVERS: dict[str, Callable[[], Any]] = {"host": HostDriver, "simulated": SimulatedDriver}

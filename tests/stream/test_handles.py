@@ -14,8 +14,7 @@ import aiocuda
 from aiocuda import BusyError, InvalidTypeError, Kernel, StaleHandleError, Stream
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, open_peer, quickly, until
+from tests.helpers import AFFINE, Latch, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

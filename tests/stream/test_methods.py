@@ -21,8 +21,7 @@ from aiocuda.observe import TimelineSpan
 from aiocuda.observe._drawing import COLOURS, OTHER, draw
 from aiocuda.observe._profiler import TRANSFERS, WORK
 from aiocuda.pool import classify
-from aiocuda.testing import Latch
-from tests.helpers import quickly
+from tests.helpers import Latch, quickly
 from tests.stream.methods import ARGUMENTS, LABELLED, World, call, methods_of, operation_of
 
 T = TypeVar("T")

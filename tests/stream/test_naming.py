@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from aiocuda import DeviceFault, DriverError, SkippedError
-from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, open_peer, quickly
+from tests.helpers import TRAP, Latch, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

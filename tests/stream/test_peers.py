@@ -14,8 +14,7 @@ from aiocuda import ClosedError, Device, WrongDeviceError
 from aiocuda.device._resources import resources_of
 from aiocuda.driver import DriverName
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch
-from tests.helpers import SAXPY, quickly, until
+from tests.helpers import SAXPY, Latch, quickly, until
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,8 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, DriverError, InvalidTypeError, Operation, SkippedError, Stream
-from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, open_peer, quickly, turns, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Latch, Peer, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -300,7 +299,7 @@ async def test_statistics(device: Device, stream: Stream, other: Stream) -> None
     assert (statistics.copies, statistics.bytes_copied) == (1, 400)
     assert (statistics.fills, statistics.launches) == (1, 3)
     assert 0 < statistics.p50_ms <= statistics.p99_ms
-    assert 0 < statistics.average_ms < 10_000
+    assert statistics.average_ms > 0
     assert (statistics.live_bytes, statistics.peak_bytes) == (800, 800)
     assert other.statistics().operations == 0
     assert other.statistics().average_ms == 0

@@ -30,8 +30,8 @@ from aiocuda import (
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.completion._submission_pace import SubmissionPace
 from aiocuda.driver.host import HostDriver
-from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, Peer, Reports, open_peer, quickly, until
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, PATIENCE, Latch, Peer, Reports, open_peer, quickly, until
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST")
 
@@ -195,7 +195,7 @@ def test_function_is_dropped_if_its_loop_is_closed() -> None:
     async def submit() -> None:
         opened.append(await aiocuda.open_device(driver=driver))
         opened.append(opened[0].stream())
-        opened[1].submit(lambda x: release.wait(10), arguments.pop())
+        opened[1].submit(lambda x: release.wait(PATIENCE), arguments.pop())
 
     async def close() -> None:
         await opened[0].aclose()
@@ -330,7 +330,7 @@ async def test_ctrl_c_in_the_function_leaves_the_loop_and_fails_the_operation() 
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert isinstance(found[0], KeyboardInterrupt)
 
 

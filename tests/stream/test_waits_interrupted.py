@@ -13,9 +13,8 @@ from aiocuda.completion import _reactor
 from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device.streams import _joins
 from aiocuda.errors import DriverError, SkippedError
-from aiocuda.testing import Latch
 from tests.completion.interrupts import QUEUE, sweep
-from tests.helpers import open_peer, quickly
+from tests.helpers import Latch, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 

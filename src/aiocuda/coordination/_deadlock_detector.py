@@ -53,7 +53,8 @@ class DeadlockDetector:
         How many deadlocks it has found.
     """
 
-    __slots__ = ("_counts", "_logged", "_period", "_scheduler", "_still_since", "_timeout", "_timer", "_told", "found")
+    __slots__ = ("_counts", "_late", "_logged", "_period", "_scheduler", "_still_since", "_timeout", "_timer", "_told",
+                 "found")  # fmt: skip
 
     def __init__(self, scheduler: Scheduler, timeout: float | None = None) -> None:
         self._scheduler = scheduler
@@ -63,6 +64,7 @@ class DeadlockDetector:
         self._still_since = 0.0  # the loop's time
         self._counts = (0, 0)  # registrations, and submissions and ends of nodes, at `_still_since`
         self._told = False  # True if the event for this `_still_since` was logged
+        self._late = False  # True if the last check has found the timeout over
         #: The ids of the blocked nodes that were logged last.
         self._logged: frozenset[int] = frozenset()
         self.found = 0
@@ -143,7 +145,7 @@ class DeadlockDetector:
         scheduler = self._scheduler
         self._still_since = scheduler.loop.time()
         self._counts = scheduler.registered, scheduler.progress
-        self._told = False
+        self._told = self._late = False
 
     def _tick(self) -> None:
         scheduler = self._scheduler
@@ -185,6 +187,7 @@ class DeadlockDetector:
         if self._is_at_work():
             self._restart()
             return
+        was_late, self._late = self._late, False
         nodes, stuck = self._find_blocked()
         if not nodes:
             return
@@ -196,6 +199,9 @@ class DeadlockDetector:
             self._told = True
             self._log(nodes, stuck)
         if self._timeout is not None and still >= self._timeout:
+            if not was_late:  # a task may have been woken, and its next step ends the stillness: check once more
+                self._late = True
+                return
             self._restart()
             if stuck:
                 self._end_waits(waits, stuck)

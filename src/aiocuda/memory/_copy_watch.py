@@ -27,7 +27,7 @@ LEAST_SHARE: Final = 0.2
 SLOWEST: Final = 0.5e9
 
 #: The packages through which a program calls the methods of a stream. Calls by the others, such as loaders, are theirs.
-_METHODS = ("memory", "device/streams", "pool")
+_METHODS = ("_core", "memory", "device/streams", "pool")
 
 
 class CopyWatch:

@@ -111,7 +111,7 @@ def test_a_symbolic_link_is_not_followed(cache: ProgramCache, tmp_path: Path) ->
     assert (tmp_path / "elsewhere").read_bytes().endswith(DATA)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_a_pipe_in_its_place_does_not_hang(cache: ProgramCache) -> None:
     entry(cache).unlink()
     os.mkfifo(entry(cache), 0o600)

@@ -82,11 +82,11 @@ def compilers(process: int | None = None) -> list[Path]:
 
 def until(condition: Callable[[], object]) -> None:
     pause = threading.Event()
-    for _ in range(3000):
+    for _ in range(6000):
         if condition():
             return
         pause.wait(0.01)
-    raise AssertionError("it did not happen within 30 s")
+    raise AssertionError("it did not happen within 60 s")
 
 
 # What compiles

@@ -205,7 +205,7 @@ def test_queries_exchange_the_capture_mode_of_their_own_thread(driver: CudaDrive
     work("here", 0)
     thread = threading.Thread(target=work, args=("there", 1))
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert seen == {"here": [2, 0, 2, 0], "there": [2, 1, 2, 1]}  # 2: RELAXED
 
 

@@ -19,7 +19,7 @@ from aiocuda.driver.protocol import Program
 __all__ = ["PATIENCE", "Gate", "Mailbox", "Rig", "address_of"]
 
 #: Seconds after which a test that waits for something gives up.
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Gate:

@@ -134,7 +134,7 @@ def test_modelled_time_is_slept_out(rig: Rig) -> None:
         ends.append(rig.record(stream, timing=True))
     rig.finish(stream)
     for start, end in itertools.pairwise(ends):
-        assert 20.0 <= rig.driver.event_elapsed_ms(start, end) < 2_000.0
+        assert rig.driver.event_elapsed_ms(start, end) >= 20.0
 
 
 def test_kernel_without_a_host_implementation_is_refused_with_the_cure(rig: Rig) -> None:

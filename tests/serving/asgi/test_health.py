@@ -15,8 +15,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault, InvalidArgumentError, InvalidTypeError
 from aiocuda._base._faults import FAULTS
 from aiocuda.serving.asgi import health, ready
-from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, TRAP, open_peer
+from tests.helpers import PATIENCE, TRAP, Latch, open_peer
 from tests.serving.asgi.exchange import Exchange, chunk
 
 
@@ -114,7 +113,7 @@ async def test_ready_fails_for_a_closed_device() -> None:
 async def test_ready_fails_while_the_device_does_not_answer() -> None:
     async with aiocuda.open_device(driver="host", asynchronous=False) as device, device.stream() as stream:
         probe = ready(device, timeout_s=0.02)
-        with Latch(device, seconds=PATIENCE) as latch:
+        with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             exchange = await Exchange(chunk()).run(probe)
