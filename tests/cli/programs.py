@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers import PATIENCE
 from tests.project.tree import SOURCE
 
 #: Warnings are errors, and objects that are left open are reported.
@@ -29,7 +30,7 @@ def aiocuda(*arguments: str | os.PathLike[str], **more: str) -> subprocess.Compl
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * PATIENCE,  # all rows of `aiocuda bench` take 20 s
         check=False,
     )
 
@@ -42,7 +43,7 @@ def program(text: str, *arguments: str | os.PathLike[str], **more: str) -> subpr
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * PATIENCE,  # all rows of `aiocuda bench` take 20 s
         check=False,
     )
 

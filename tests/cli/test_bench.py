@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from aiocuda.cli._bench._rows import ROWS, Row
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published
 from tests.cli.programs import STRICT, aiocuda, environment, program
-from tests.helpers import git
+from tests.helpers import PATIENCE, git
 from tests.project.tree import ROOT
 
 pytest.importorskip("typer")
@@ -39,9 +38,7 @@ KEYS = ["name", "title", "p50", "p99", "n", "unit", "published", "ratio", "error
 @pytest.mark.heavy
 @pytest.mark.slow
 def test_json_has_standard_output_to_itself() -> None:
-    began = time.perf_counter()
     finished = aiocuda("bench", "--json", "--driver", "host")
-    assert time.perf_counter() - began < 40  # at most 20 s on a machine without other work
     assert (finished.returncode, finished.stderr) == (0, "")
     told = json.loads(finished.stdout)
     assert list(told) == [
@@ -213,7 +210,7 @@ def test_a_fault_is_4() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 @pytest.mark.parametrize("title", ["await an empty kernel", "allocate and"])
-def test_ctrl_c_is_130_within_2_seconds(title: str) -> None:
+def test_ctrl_c_is_130_before_the_last_row(title: str) -> None:
     """During the row after this one."""
     process = subprocess.Popen(
         [sys.executable, *STRICT, "-m", "aiocuda", "bench", "--driver", "host"],
@@ -224,8 +221,6 @@ def test_ctrl_c_is_130_within_2_seconds(title: str) -> None:
         assert process.stderr is not None
         assert any(title in line for line in process.stdout)
         os.kill(process.pid, signal.SIGINT)
-        began = time.perf_counter()
-        assert process.wait(20) == 130
-        seconds = time.perf_counter() - began
+        assert process.wait(PATIENCE) == 130
         assert process.stderr.read() == "aiocuda: interrupted\n"
-    assert seconds < 2.5  # 2 s on a machine without other work
+        assert ROWS[-1].title not in process.stdout.read()

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("rich")
 
 from aiocuda.cli._doctor import diagnose
-from aiocuda.cli._doctor._doctor import _finding
+from aiocuda.cli._doctor._doctor import CHECKS, _finding
 from aiocuda.cli._doctor._driver_checks import REQUIRED, check_driver, check_nvrtc, check_queues, check_versions
 from aiocuda.cli._doctor._finding import Finding, Problem, Result
 from aiocuda.cli._doctor._machine import Machine
@@ -408,11 +408,8 @@ def test_problems_come_before_facts_and_cures_once() -> None:
 
 
 @pytest.mark.slow
-def test_measuring_takes_little_time() -> None:
-    began = time.perf_counter()
-    found = asyncio.run(diagnose("host"))
-    assert time.perf_counter() - began < 5
-    assert len(found) == 11
+def test_each_check_has_a_finding() -> None:
+    assert [each.name for each in asyncio.run(diagnose("host"))] == list(CHECKS)
 
 
 def test_an_unknown_driver_is_refused() -> None:

@@ -15,6 +15,7 @@ import aiocuda as package
 from aiocuda._core._form import form
 from tests.cli.programs import aiocuda, grow, program
 from tests.cli.test_job import CONTRACT
+from tests.helpers import PATIENCE
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
@@ -67,6 +68,8 @@ def test_the_stages_of_the_demo_overlap(tmp_path: Path) -> None:
         assert told["files"] > 500
         bounds.append(told["speedup_bound"])
         shares.append(told["speedup"] / told["speedup_bound"])
+        if max(bounds) > 1.5 and max(shares) >= 0.8:
+            break
     assert max(bounds) > 1.5, bounds
     assert max(shares) >= 0.8, shares
 
@@ -291,5 +294,5 @@ def test_closed_output_pipe(tree: Path) -> None:
     process.stdout.close()
     told = process.stderr.read()
     process.stderr.close()
-    assert process.wait(30) == 141
+    assert process.wait(PATIENCE) == 141
     assert told == b""

@@ -24,10 +24,11 @@ def test_text_has_both_runs_with_one_scale() -> None:
         [
             *(span("read", 0, 1), span("upload", 1, 3), span("compute", 3, 5), span("download", 5, 5.1)),
             *(span("read", 6, 7), span("upload", 7, 9), span("compute", 9, 10)),
+        ],
+        [
             *(span("read", 20, 21), span("upload", 21, 23), span("compute", 23, 25)),
             *(span("read", 21, 22), span("upload", 23, 25), span("compute", 25, 26)),
         ],
-        split_us=20e3,
     )
     assert list(overlap.text(20, "ab")) == [
         ("", "one stage after the other: 10 ms"),
@@ -45,7 +46,7 @@ def test_text_has_both_runs_with_one_scale() -> None:
 
 def test_waits_and_other_streams_are_not_drawn() -> None:
     spans = [span("upload", 0, 9, "wait"), span("upload", 9, 10), span("another", 0, 30)]
-    assert Overlap.of(spans, 50e3).serial == [span("upload", 9, 10)]
+    assert Overlap.of(spans, []).serial == [span("upload", 9, 10)]
 
 
 def test_marks_are_in_order_and_none_is_lost() -> None:

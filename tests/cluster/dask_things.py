@@ -83,7 +83,7 @@ class Service:
     def block(self, name: str) -> None:
         """Block the thread of the object, for as long as a test lasts."""
         self._write(f"{name}-began")
-        threading.Event().wait(60)
+        threading.Event().wait(600)
 
     async def once(self, name: str) -> int:
         """End the process at the first call of all; return its id in the second."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import weakref
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -21,7 +22,7 @@ from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
 from aiocuda.cluster._local._local_engine import ReplicaProcess
 from aiocuda.cluster._served_object import ReplicaInfo
 from tests.cluster.processes import psutil
-from tests.helpers import quickly, turns, until
+from tests.helpers import PATIENCE, quickly, turns, until
 
 
 class RaisesWhenPickled(Exception):  # noqa: N818 - raised on purpose
@@ -58,6 +59,10 @@ class Hostile:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def until_exists(self, file: Path) -> None:
+        while not file.exists():  # noqa: ASYNC240
+            await asyncio.sleep(0.001)
 
     async def exit_in_task(self) -> None:
         """Let another task end the loop."""
@@ -103,14 +108,15 @@ async def test_exceptions_whose_own_methods_raise_reach_the_caller() -> None:
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize("method", ["exit_in_task", "cancel_all"])
-async def test_calls_are_lost_when_the_program_ends_the_loop_of_its_replica(method: str) -> None:
+async def test_calls_are_lost_when_the_program_ends_the_loop_of_its_replica(method: str, tmp_path: Path) -> None:
     async with open_cluster("local", replicas=1) as cluster:
         handle = await cluster.spawn(Hostile)
         pid = await handle.call("pid")
-        other = asyncio.create_task(handle.call("sleep", 1.0, retry=True))
+        other = asyncio.create_task(handle.call("until_exists", tmp_path / "file", retry=True))
         await until(lambda: cluster.statistics().replicas[0].in_flight == 1)
         with pytest.raises(ReplicaLostError, match="its process has ended"):
             await quickly(handle.call(method))
+        (tmp_path / "file").touch()
         assert await quickly(other) is None
         assert cluster.statistics().retries == 1
         assert await handle.call("pid") != pid
@@ -140,8 +146,7 @@ async def test_program_that_ignores_the_end_of_its_children() -> None:
             await until(lambda: cluster.statistics().replicas[0].state == "restarting")
             assert cluster.statistics().replicas[0].last_loss == "its process has ended"
             assert await quickly(handle.call("pid")) != pid
-            began = time.monotonic()
-        assert time.monotonic() - began < 3
+            await quickly(cluster.aclose())
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -201,7 +206,7 @@ def test_cluster_that_is_collected_leaves_no_process() -> None:
         del cluster
         gc.collect()
     assert collected() is None
-    replica.wait(5)
+    replica.wait(PATIENCE)
 
 
 @pytest.mark.asyncio

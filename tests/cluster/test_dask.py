@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,6 @@ distributed = pytest.importorskip("distributed", reason="the engine 'dask' needs
 
 from aiocuda.cluster._dask import DaskEngine  # noqa: E402 - after the check
 from aiocuda.cluster._dask._dask_engine import check_address, workers_of  # noqa: E402
-
-#: Seconds in which a killed worker is noticed: without a probe, which takes 2 s.
-NOTICED = 0.9
 
 CLIENT = """
 import asyncio, sys
@@ -298,10 +294,8 @@ async def test_a_killed_worker_is_noticed_and_served_again(tmp_path: Path, direc
         await until(lambda: files(tmp_path, "killed-began"))
         (process,) = await processes_of(handle, 1)
         os.kill(process, signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
+        with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:  # without a probe
             await quickly(call)
-        assert time.monotonic() - began < NOTICED
         assert (caught.value.replica, caught.value.epoch) == (0, 1)
         assert await quickly(handle.call("process")) != process  # waits for the restart
         after = await client.scheduler.identity(n_workers=-1)
@@ -349,10 +343,8 @@ async def test_faults_ends_and_stops_of_workers(tmp_path: Path) -> None:
 
         for each in processes:
             os.kill(each, signal.SIGSTOP)
-        began = time.monotonic()
         with pytest.raises(ReplicaLostError, match="no probe"):
             await quickly(handle.call("process"))
-        assert 1 < time.monotonic() - began < 5
         await processes_of(handle)
         for each in processes:
             with pytest.raises(ProcessLookupError):
@@ -369,7 +361,7 @@ async def test_an_unused_worker_takes_the_place_of_one_whose_nanny_has_ended(tmp
         assert len(nannies) == 2
         await next(nanny for nanny in nannies if nanny.pid == process).close()
         (spare,) = [nanny.pid for nanny in nannies if nanny.pid is not None]
-        assert await asyncio.wait_for(handle.call("process", retry=True), 30.0) == spare
+        assert await quickly(handle.call("process", retry=True)) == spare
         assert await handle.call("visible") == "0"
 
 

@@ -14,13 +14,14 @@ from aiocuda.cluster import Cluster, ReplicaLostError, open_cluster
 from aiocuda.driver.cuda import CudaDriver
 from tests.cluster.test_cluster import places
 from tests.cluster.things import Model
+from tests.helpers import PATIENCE
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.gpu]
 
 
 async def epochs(cluster: Cluster, expected: dict[int, int]) -> None:
     """Wait until replicas run in these epochs. To open a GPU beside faults of other processes takes up to 10 s."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while any(
             (each.epoch, each.state) != (expected[each.index], "running")
             for each in cluster.statistics().replicas

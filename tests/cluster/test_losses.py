@@ -41,19 +41,19 @@ async def test_killed_replica(opened: Opener, tmp_path: Path, caplog: pytest.Log
         handle, model = await cluster.spawn(Service, log), await cluster.spawn(Model)
         index, (epoch, pid) = next(iter((await places(handle, 2)).items()))
         held = await holding(cluster, handle, 2)
-        again = [asyncio.create_task(handle.call("sleep", 0.5, str(number), retry=True)) for number in range(2)]
+        file = tmp_path / "file"
+        again = [asyncio.create_task(handle.call("until_exists", file, str(number), retry=True)) for number in range(2)]
         await until(lambda: all(each.in_flight == 2 for each in cluster.statistics().replicas))
-        began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
-        assert time.monotonic() - began < 1
+        file.touch()
         (lost,) = [task for task in held if task.done()]
         error = lost.exception()
         assert isinstance(error, ReplicaLostError)
         assert (error.replica, error.epoch) == (index, epoch)
+        assert "probe" not in str(error)  # it is lost when its process ends, and not only 2 s later
         assert await asyncio.gather(*again) == ["0", "1"]
         await running(cluster)
-        assert time.monotonic() - began < 5
         for task in held:
             task.cancel()
         await until(lambda: not any(each.in_flight for each in cluster.statistics().replicas))
@@ -78,16 +78,14 @@ async def test_replica_that_is_stopped(opened: Opener) -> None:
     async with opened(1) as cluster:
         handle = await cluster.spawn(Service)
         _, epoch, pid = await handle.call("where")
-        began = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeadlineError):
             await handle.call("echo", 1, deadline_s=0.3)
         with pytest.raises(ReplicaLostError, match="it has answered no probe for 2 s"):
             await handle.call("echo", 1)
-        assert 1.9 < time.monotonic() - began < 3.5
+        assert cluster.statistics().replicas[0].state == "restarting"
         with pytest.raises(DeadlineError):
             await handle.call("echo", 1, deadline_s=0.001)
-        assert cluster.statistics().replicas[0].state == "restarting"
         assert (await handle.call("where"))[1] == epoch + 1
         assert cluster.statistics().waiting == 0
 

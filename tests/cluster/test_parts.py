@@ -11,6 +11,7 @@ from aiocuda._base._wakeups import MOST_WOKEN
 from aiocuda.cluster._replica import Changes, Restarts
 from aiocuda.cluster._server import SeenIds
 from aiocuda.cluster._statistics import MethodTimes
+from tests.helpers import PATIENCE
 
 
 class TestRestarts:
@@ -102,7 +103,7 @@ class TestChanges:
         await asyncio.sleep(0)
         assert len(changes) == len(waiting)
         changes.notify()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*waiting)
         assert not len(changes)
 
@@ -113,7 +114,7 @@ class TestChanges:
         changes.notify()
         await asyncio.sleep(0)
         assert 0 < sum(task.done() for task in waiting) <= MOST_WOKEN
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*waiting)
 
     async def test_a_task_that_waits_after_the_change_is_not_woken(self) -> None:
@@ -124,7 +125,7 @@ class TestChanges:
             await asyncio.sleep(0)
         assert not waiting.done()
         changes.notify()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             await waiting
 
     async def test_a_cancelled_task_waits_no_longer(self) -> None:

@@ -14,7 +14,7 @@ from aiocuda.cluster._engine import LostListener
 from aiocuda.cluster._messages import Packet, Pickler, Reply, Request, Watch
 from aiocuda.cluster._replicas import Replicas
 from tests.cluster.simulated_engine import InlineLoop
-from tests.helpers import until
+from tests.helpers import quickly, until
 
 
 class ScriptedEngine:
@@ -116,7 +116,7 @@ def test_the_first_replica_that_does_not_start_ends_the_others() -> None:
     async def main() -> None:
         replicas = replicas_of(ScriptedEngine(failing=[1], hanging=[0]), 2)
         with pytest.raises(OSError, match="replica 1"):
-            await asyncio.wait_for(replicas.start(), 2)
+            await quickly(replicas.start())
         await replicas.close()
 
     run(main)

@@ -87,6 +87,16 @@ class Service:
         assert replica is not None
         return value, replica.index, threading.get_ident() == self._thread
 
+    async def until_exists(self, file: Path, token: str = "") -> str:
+        while not file.exists():  # noqa: ASYNC240
+            await asyncio.sleep(0.001)
+        self._note(token)
+        return token
+
+    def block_until_exists(self, file: Path) -> None:
+        while not file.exists():
+            time.sleep(0.001)  # noqa: TID251 - stands for work on the host
+
     def block(self, seconds: float) -> float:
         time.sleep(seconds)  # noqa: TID251 - stands for work on the host
         return seconds

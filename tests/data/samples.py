@@ -151,7 +151,7 @@ class LoadsOnce:
 
 def hangs_at_three(sample: Any, out: Any) -> None:
     if sample == 3:
-        time.sleep(60)  # noqa: TID251 - longer than any timeout
+        time.sleep(600)  # noqa: TID251 - longer than any timeout
     write(sample, out)
 
 

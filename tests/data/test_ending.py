@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from aiocuda import BusyError, ClosedError, Device, Kernel, WrongLoopError, open_device
 from aiocuda.data import DataLoader, to_device
-from tests.helpers import PATIENCE, in_thread, quickly, turns, until
+from tests.helpers import LATCH, in_thread, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,7 +40,7 @@ class Opened:
     def read(self, number: int) -> dict[str, Any]:
         if number == 1:
             self.waits.set()
-            self.gate.wait(PATIENCE)
+            self.gate.wait(LATCH)
         return {"x": np.full(4, number, np.float32)}
 
     def decode(self, sample: int, out: Any) -> None:
@@ -64,7 +64,7 @@ KINDS = ("DataLoader", "to_device")
 
 
 def _wait_for(event: threading.Event) -> None:
-    assert event.wait(PATIENCE)
+    assert event.wait(LATCH)
 
 
 @pytest_asyncio.fixture(params=KINDS)

@@ -30,9 +30,10 @@ from aiocuda import (
 from aiocuda.data import Batch, DataLoader, Shuffle, _upload
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
+from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory._pinned import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
-from tests.helpers import PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
+from tests.helpers import LATCH, PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -85,7 +86,7 @@ async def test_few_slots_are_page_locked_at_a_time() -> None:
     def pin(address: int, size: int) -> None:
         if size == nbytes:
             locked.append(address)
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
 
     def fill(sample: int, out: Any) -> None:
         out["x"][...] = sample
@@ -326,7 +327,7 @@ async def test_batches_come_in_order_unless_told_otherwise(device: Device) -> No
 
     def waits(sample: Any, out: Any) -> None:
         if sample == 0:
-            first.wait(PATIENCE)
+            first.wait(LATCH)
         write(sample, out)
 
     options: dict[str, Any] = {"fields": FIELDS, "decode": waits, "workers": 2, "prefetch": 4}
@@ -546,7 +547,7 @@ async def test_a_kept_batch_that_is_dropped_waits_for_named_streams(when: str) -
     seen: list[int] = []
 
     def slow(array: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         seen.append(int(np.asarray(array)[0, 0]))
 
     def fill(sample: int, out: Any) -> None:
@@ -585,7 +586,7 @@ async def test_a_named_stream_is_waited_for_although_another_one_is_imported() -
     seen: list[int] = []
 
     def slow(array: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         seen.append(int(np.asarray(array)[0, 0]))
 
     def fill(sample: int, out: Any) -> None:
@@ -653,7 +654,7 @@ async def test_one_task_at_a_time(device: Device) -> None:
     gate = threading.Event()
 
     def waits(sample: Any, out: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         write(sample, out)
 
     async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
@@ -670,7 +671,7 @@ async def test_cancelling_a_request_changes_nothing(device: Device) -> None:
     gate = threading.Event()
 
     def waits(sample: Any, out: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         write(sample, out)
 
     async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
@@ -685,7 +686,7 @@ async def test_closing_ends_the_wait_for_a_batch(device: Device) -> None:
     gate = threading.Event()
 
     def waits(sample: Any, out: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
 
     async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
         request = asyncio.ensure_future(anext(aiter(loader)))
@@ -703,7 +704,7 @@ async def test_a_cancelled_request_for_another_epoch_ends_the_first_one_complete
     def waits(sample: Any, out: Any) -> None:
         if sample == 3 and not gate.is_set():
             decoding.set()
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
         write(sample, out)
 
     async with DataLoader(device, range(8), fields=FIELDS, decode=waits, workers=2, prefetch=3) as loader:
@@ -902,7 +903,7 @@ async def test_batches_delivered_ahead_are_not_delivered_again(device: Device) -
 
     def waits(sample: Any, out: Any) -> None:
         if sample == 1:
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
         write(sample, out)
 
     options: dict[str, Any] = {"fields": FIELDS, "workers": 2, "prefetch": 4, "ordered": False}
@@ -926,7 +927,7 @@ async def test_a_state_is_small_while_one_batch_is_late(device: Device) -> None:
 
     def waits(sample: Any, out: Any) -> None:
         if sample == 1:
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
         write(sample, out)
 
     options: dict[str, Any] = {"fields": FIELDS, "workers": 2, "ordered": False}
@@ -1037,18 +1038,25 @@ async def test_padding_is_counted_and_comes_from_the_start(device: Device, make:
 # -- statistics ------------------------------------------------------------------------------------------------------
 
 
-async def test_statistics_name_the_bottleneck(device: Device) -> None:
+@pytest.fixture
+def simulated_driver() -> Iterator[SimulatedDriver]:
+    """A driver with a slow link. All durations are those of the model."""
+    with contextlib.closing(SimulatedDriver(None, bandwidth=2e8)) as driver:
+        yield driver
+
+
+async def test_statistics_name_the_bottleneck(simulated_driver: SimulatedDriver, simulated_device: Device) -> None:
     def slow(sample: Any, out: Any) -> None:
-        time.sleep(5e-3)  # noqa: TID251 - a slow decoder
+        simulated_driver.advance_time(5e-3)
         write(sample, out)
 
     def trickle() -> Iterator[int]:
         for number in range(8):
-            time.sleep(5e-3)  # noqa: TID251 - a slow source
+            simulated_driver.advance_time(5e-3)
             yield number
 
     def loader(source: Any, decode: Any) -> DataLoader:
-        return DataLoader(device, source, fields=FIELDS, decode=decode, batch_size=2, workers=1)
+        return DataLoader(simulated_device, source, fields=FIELDS, decode=decode, batch_size=2, workers=1)
 
     found = []
     for source, decode, seconds in ((range(8), slow, 0), (trickle(), write, 0), (range(8), write, 0.02)):
@@ -1061,21 +1069,25 @@ async def test_statistics_name_the_bottleneck(device: Device) -> None:
     assert found == ["decode", "source", "consumer"]
 
 
-async def test_the_link_to_the_device_may_be_the_bottleneck() -> None:
+async def test_the_link_to_the_device_may_be_the_bottleneck(simulated_device: Device) -> None:
+    def nothing(sample: Any, out: Any) -> None:
+        pass
+
     fields = {"x": ((1 << 20,), np.uint8)}
-    async with aiocuda.open_device(driver=HostDriver(bandwidth=2e8)) as device:
-        async with DataLoader(device, range(12), fields=fields, decode=lambda sample, out: None, workers=2) as loader:
-            async for _ in loader:
-                pass
-            assert loader.statistics().bottleneck().name == "upload"
+    async with DataLoader(simulated_device, range(12), fields=fields, decode=nothing, workers=2) as loader:
+        async for _ in loader:
+            pass
+        assert loader.statistics().bottleneck().name == "upload"
 
 
-async def test_advice_needs_batches_and_adds_workers(device: Device) -> None:
+async def test_advice_needs_batches_and_adds_workers(
+    simulated_driver: SimulatedDriver, simulated_device: Device
+) -> None:
     def slow(sample: Any, out: Any) -> None:
-        time.sleep(2e-3)  # noqa: TID251 - a slow decoder
+        simulated_driver.advance_time(2e-3)
         write(sample, out)
 
-    async with DataLoader(device, range(40), fields=FIELDS, decode=slow, batch_size=4, workers=1) as loader:
+    async with DataLoader(simulated_device, range(40), fields=FIELDS, decode=slow, batch_size=4, workers=1) as loader:
         with pytest.raises(BusyError, match="no batch has been delivered"):
             loader.advice()
         assert loader.statistics().bottleneck().kind == "nothing"

@@ -29,7 +29,7 @@ from aiocuda.driver.cuda import _probe
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program
 from tests.data.samples import FIELDS, always_dies, refuses_fives, write, writes_its_process
-from tests.helpers import PATIENCE
+from tests.helpers import LATCH, PATIENCE
 from tests.project.tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -309,7 +309,7 @@ def test_memory_is_used_again_after_the_consumers_stream() -> None:
     seen: list[int] = []
 
     def slow(address: Any) -> None:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         seen.append(int(np.asarray(address).reshape(-1)[0]))
 
     with loader(range(100, 140), driver=driver, fields={"y": ((256,), np.int64)}, decode=write_all) as batches:
@@ -400,7 +400,7 @@ def test_a_loader_is_collected_on_a_thread_of_its_own(where: str) -> None:
         write(sample, out)
         if sample == 3:
             inside.set()
-            dropped.wait(PATIENCE)
+            dropped.wait(LATCH)
             if where == "worker":
                 gc.collect()
                 collected.set()
@@ -418,7 +418,7 @@ def test_a_loader_is_collected_on_a_thread_of_its_own(where: str) -> None:
             thread.call(gc.collect)
             collected.set()
         dropped.set()
-        assert collected.wait(1.0)
+        assert collected.wait(PATIENCE)
     finally:
         gc.enable()
 

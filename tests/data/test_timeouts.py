@@ -11,7 +11,7 @@ import pytest
 from aiocuda import Device
 from aiocuda.data import DataLoader
 from tests.data.samples import FIELDS, write
-from tests.helpers import PATIENCE
+from tests.helpers import LATCH
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ class Late:
 
     def __call__(self, sample: Any, out: Any) -> None:
         if sample in self.late:
-            self.gate.wait(PATIENCE)
+            self.gate.wait(LATCH)
             out["x"][...] = -1
             out["y"][...] = -1
             self.returned.append(sample)

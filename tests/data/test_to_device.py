@@ -17,7 +17,7 @@ from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, Invali
 from aiocuda.data import Batch, DeviceBatches, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_without_copies import NotesUploads
-from tests.helpers import PATIENCE, quickly, until
+from tests.helpers import LATCH, PATIENCE, quickly, until
 
 Pair = collections.namedtuple("Pair", "image label")  # noqa: PYI024 - the form without types
 
@@ -210,7 +210,7 @@ async def test_a_cancelled_request_loses_no_batch(device: Device) -> None:
 
     def source() -> Iterator[Any]:
         for number in range(3):
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
             yield images(number)
 
     async with to_device(source(), device) as batches:
@@ -230,7 +230,7 @@ async def test_closing_ends_the_wait_for_a_batch(device: Device) -> None:
     gate = threading.Event()
 
     def source() -> Iterator[Any]:
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         yield images(0)
 
     batches = to_device(source(), device)
@@ -364,7 +364,7 @@ async def test_a_cancelled_iteration_loses_no_batch_of_an_iterator(device: Devic
 
     def source() -> Iterator[Any]:
         reading.set()
-        gate.wait(PATIENCE)
+        gate.wait(LATCH)
         yield from Again()
 
     async with to_device(source(), device) as batches:
@@ -470,7 +470,7 @@ async def test_two_iterations_at_a_time(device: Device) -> None:
 
     class Waits:
         def __iter__(self) -> Iterator[Any]:
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
             yield from Again()
 
     async with to_device(Waits(), device) as batches:
@@ -496,7 +496,7 @@ async def test_an_iteration_whose_beginning_is_cancelled(device: Device) -> None
         def __iter__(self) -> Iterator[Any]:
             yield images(0)
             reading.set()
-            gate.wait(PATIENCE)
+            gate.wait(LATCH)
             yield images(1)
 
     async with to_device(Waits(), device) as batches:

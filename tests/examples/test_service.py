@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.serving import MicroBatcher
 from aiocuda.testing import SimulatedLoop
-from tests.helpers import PATIENCE, quickly
+from tests.helpers import LATCH, quickly
 from tests.project.tree import ROOT
 
 REQUESTS = 200
@@ -49,7 +49,7 @@ async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypat
     gone_away = threading.Event()  # else some are answered before they go
 
     def norms(out: Any, x: Any, rows: int, width: int) -> None:
-        gone_away.wait(PATIENCE)
+        gone_away.wait(LATCH)
         quick(out, x, rows, width)
 
     monkeypatch.setattr(service, "norms", aiocuda.Kernel("norms", source=service.SOURCE, host=norms))

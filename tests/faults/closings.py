@@ -141,7 +141,7 @@ def thread(device: Device, loops: int, seed: int, told: Told) -> None:
 async def keep_working(device: Device, threads: list[threading.Thread], told: Told) -> None:
     """The loop that stays: nothing of it may be disturbed, and it takes back what the others leave."""
     while any(each.is_alive() for each in threads):
-        await asyncio.wait_for(chain(device, 40), 30)
+        await asyncio.wait_for(chain(device, 40), PATIENCE)
         told.kept_working += 1
         await asyncio.sleep(0.002)
 

@@ -30,14 +30,14 @@ from aiocuda.testing.kernels import SPIN
 
 PENDING, STREAMS = 1000, 8
 
-#: Seconds after which a child hangs. More than any deadline here.
-LIMIT = 30.0
+#: Seconds after which a child hangs, and is killed.
+LIMIT = 60.0
 
-#: Seconds that each device has to end in: what an end takes that waits where it must not.
-PATIENCE = 20.0
+#: Seconds that each device has to end in, more than a child has: an end that waits where it must not hangs.
+PATIENCE = 600.0
 
 #: Seconds for which the streams are held where the end waits for them, and where it must not.
-BRIEF, ENDLESS = 0.2, 25.0
+BRIEF, ENDLESS = 0.2, 600.0
 
 #: The expected end of each case: the exit status and the last line on stderr.
 CASES = {
@@ -157,7 +157,6 @@ class Run:
     def __init__(self, case: str, begin: Callable[[], NoReturn]) -> None:
         self.case = case
         self.begun = time.monotonic()
-        self.asked = self.begun  # when it was last asked to end
         self.said: list[str] = []
         self._errors: BinaryIO = tempfile.TemporaryFile()
         self._out, out = os.pipe()
@@ -177,19 +176,16 @@ class Run:
         words = os.read(self._out, 65536).decode()
         for line in words.splitlines():
             self.said.append(line)
-            if line == "ready":
-                self.asked = time.monotonic()
             if line == "ready" and self.case.endswith((" SIGINT", " SIGINTs")):
                 os.kill(self.pid, signal.SIGINT)
             if line == "waiting" and self.case == "two SIGINTs":
-                self.asked = time.monotonic()
                 os.kill(self.pid, signal.SIGINT)
         return bool(words)
 
     def end(self) -> dict[str, Any]:
         """What became of it."""
         _, status = os.waitpid(self.pid, 0)
-        ended = time.monotonic()
+        seconds = time.monotonic() - self.begun
         os.close(self._out)
         self._errors.seek(0)
         errors = self._errors.read().decode()
@@ -197,8 +193,7 @@ class Run:
         return {
             "case": self.case,
             "status": os.waitstatus_to_exitcode(status),
-            "seconds": round(ended - self.asked, 3),
-            "in_all": round(ended - self.begun, 3),
+            "seconds": round(seconds, 3),
             "said": self.said,
             "stderr": errors[:6000],
         }

@@ -33,7 +33,7 @@ from tests.faults.fault_kernels import FAULTS, fault_kernel, spoil
 STREAMS, EACH = 16, 64
 
 #: Seconds after which the process is ended, and for which streams are held that no fault sets free.
-LIMIT, HELD = 50, 30
+LIMIT, HELD = 60, 120
 
 #: The other work at the time of the fault. "graph" is the work that faults.
 DURING = ("nothing", "graph", "pipeline", "staging", "capture", "loops", "coordinator")

@@ -14,7 +14,7 @@ import pytest
 from tests.project.tree import ROOT, SOURCE
 
 PROGRAM = """
-    import asyncio, json, os, sys, time
+    import asyncio, json, os, sys
     import numpy as np
     import aiocuda
     from aiocuda.testing import Latch
@@ -40,6 +40,7 @@ PROGRAM = """
 
     async def main(driver):
         device = await aiocuda.open_device(driver=driver)
+        device.drain_timeout = 600  # a child that waited for it would hang
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
         latch = Latch(device, seconds=120)
@@ -49,20 +50,18 @@ PROGRAM = """
         waiting = [asyncio.create_task(operation.wait()) for operation in operations]
         await asyncio.sleep(0)
         reader, writer = os.pipe()
-        began = time.monotonic()
         child = os.fork()
         if child == 0:
             os.write(writer, json.dumps(refused(device, stream, buffer)).encode())
             sys.exit(5)  # as a program leaves: what it has inherited is not waited for
         _, status = os.waitpid(child, 0)
-        seconds = time.monotonic() - began
         done = sum(operation.done() for operation in operations)
         latch.release()
         await asyncio.gather(*waiting)
         last = (await stream.download(buffer)).tolist()
         await device.aclose()
         print(json.dumps({
-            "child": os.waitstatus_to_exitcode(status), "seconds": seconds, "told": json.loads(os.read(reader, 4096)),
+            "child": os.waitstatus_to_exitcode(status), "told": json.loads(os.read(reader, 4096)),
             "done": done, "last": last, "in_flight": device.statistics().in_flight,
         }))
 
@@ -87,5 +86,4 @@ def test_child_forked_beside_a_thousand_pending_operations(driver: Any) -> None:
     told = json.loads(finished.stdout)
     assert told["told"] == ["ForkedProcessError"] * 7
     assert told["child"] == 5
-    assert told["seconds"] < 4  # and not the device's drain_timeout
     assert (told["done"], told["in_flight"], told["last"]) == (0, 0, [999.0] * 4)

@@ -21,6 +21,7 @@ from aiocuda.driver.protocol import Port
 from aiocuda.memory import Adaptor
 from aiocuda.memory._staging import CHUNK_BYTES
 from tests.helpers import (
+    PATIENCE,
     AFFINE,
     SAXPY,
     SPIN,
@@ -86,7 +87,7 @@ async def test_everything_pending_fails_awaited_or_not(polls_freely: bool) -> No
                 assert caught.value.code == 719
                 assert caught.value.device == 0
                 assert isinstance(caught.value.__cause__, ZeroDivisionError)
-                done, _ = await asyncio.wait(awaited, timeout=5)
+                done, _ = await asyncio.wait(awaited, timeout=PATIENCE)
                 assert len(done) == len(awaited)
                 for task in awaited:
                     error = task.exception()

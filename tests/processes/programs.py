@@ -12,7 +12,7 @@ from typing import Any
 from aiocuda._processes._messages import receive, send
 from aiocuda._processes._parent import InheritedFile, Start, end_with_parent, own_end
 
-__all__ = ["echo", "ends_early", "ends_with_child", "fails", "ignores_the_end"]
+__all__ = ["echo", "ends_early", "ends_with_children", "fails", "ignores_the_end"]
 
 
 def echo(pipe: InheritedFile, other: InheritedFile, setup: Any) -> None:
@@ -46,13 +46,15 @@ def ignores_the_end(pipe: InheritedFile, setup: Any) -> None:
         time.sleep(600)  # noqa: TID251 - it is killed
 
 
-def ends_with_child(pipe: InheritedFile, setup: float) -> None:
-    """Start a program that inherits all descriptors, and a fork; then end. They end after some seconds."""
+def ends_with_children(pipe: InheritedFile, setup: float) -> None:
+    """Start a program that inherits all descriptors, and a fork; send their ids; then end. They end by themselves."""
     parent = own_end(pipe)
-    with Start(parent):
-        subprocess.Popen(["sleep", str(setup)], close_fds=False)
-    if not os.fork():
-        time.sleep(setup)  # noqa: TID251 - as a daemon does
-        os._exit(0)
+    with Start(parent) as start:
+        program = subprocess.Popen(["sleep", str(setup)], close_fds=False)
+        fork = os.fork()
+        if not fork:
+            time.sleep(setup)  # noqa: TID251 - as a daemon does
+            os._exit(0)
+        start.result = [program.pid, fork]
     receive(parent)
     os._exit(3)

@@ -112,9 +112,7 @@ def test_a_process_that_does_not_end_by_itself_is_killed(method: str) -> None:
     process = child(programs.ignores_the_end, None, method)
     process.start()
     process.first_message()
-    began = time.monotonic()
-    assert process.end(began + 0.2) == -signal.SIGKILL
-    assert time.monotonic() - began >= 0.2
+    assert process.end(time.monotonic() + 0.2) == -signal.SIGKILL
     assert process.end() == -signal.SIGKILL
 
 
@@ -132,17 +130,17 @@ def test_a_process_that_was_ended_is_not_started(how: str) -> None:
 
 def test_processes_that_a_process_has_started_do_not_hide_its_end(method: str) -> None:
     async def main() -> None:
-        process = child(programs.ends_with_child, 3.0, method)
+        process = child(programs.ends_with_children, 600.0, method)
         process.start()
-        process.first_message()
+        children = process.first_message()
         lost: list[None] = []
         process.connect(lambda value, rest: None, lambda: lost.append(None))
-        began = time.monotonic()
         process.sockets[0].send("end")
         await until(lambda: lost)
         await until(lambda: not process.runs)
-        assert time.monotonic() - began < 2
         assert process.end() == 3
+        for each in children:
+            os.kill(each, signal.SIGKILL)  # it was still running
 
     asyncio.run(main())
 

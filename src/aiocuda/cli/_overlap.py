@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ..observe._drawing import COLOURS, Panel, TimelineSpan, draw_panels
@@ -25,12 +25,9 @@ class Overlap:
     overlapped: Sequence[TimelineSpan] = ()
 
     @classmethod
-    def of(cls, spans: Sequence[TimelineSpan], split_us: float) -> Overlap:
-        """Return the overlap of the spans of both runs; the serial run ends at ``split_us``."""
-        work = [span for span in spans if span.stream in STAGES and span.kind in COLOURS]
-        return cls(
-            [span for span in work if span.start_us < split_us], [span for span in work if span.start_us >= split_us]
-        )
+    def of(cls, serial: Iterable[TimelineSpan], overlapped: Iterable[TimelineSpan]) -> Overlap:
+        """Return the overlap of the spans of both runs, without waits and without those of other streams."""
+        return cls(_work(serial), _work(overlapped))
 
     def panels(self) -> list[Panel]:
         """Return the two timelines with their headings."""
@@ -63,6 +60,10 @@ class Overlap:
                     if span.stream == stage
                 ]
                 yield stage, _line(ends, width, marks)
+
+
+def _work(spans: Iterable[TimelineSpan]) -> list[TimelineSpan]:
+    return [span for span in spans if span.stream in STAGES and span.kind in COLOURS]
 
 
 def _line(intervals: Sequence[tuple[float, float]], width: int, marks: str) -> str:
