@@ -73,7 +73,7 @@ def margin_ms(told: dict[str, Any]) -> float:
 
 
 def complaints(told: dict[str, Any], driver: str, limit_ms: float = 100) -> list[str]:
-    """What the promises P2, P3 and P4 do not allow, a line each. With another limit, also the close may take so long."""
+    """What the promises P2, P3 and P4 do not allow, a line each. With a larger limit the close may take as long."""
     if "failed" in told:
         return [told["failed"]]
     code = told["code"]

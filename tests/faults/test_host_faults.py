@@ -21,8 +21,8 @@ from aiocuda.driver.protocol import Port
 from aiocuda.memory import Adaptor
 from aiocuda.memory._staging import CHUNK_BYTES
 from tests.helpers import (
-    PATIENCE,
     AFFINE,
+    PATIENCE,
     SAXPY,
     SPIN,
     TRAP,

@@ -340,16 +340,23 @@ def test_a_thousand_requests_are_readable(browser: Browser, tmp_path: Path, widt
 
 
 @pytest.mark.heavy
-def test_twenty_thousand_spans_are_drawn_within_a_frame_or_two(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(page_of([recording([f"label {each}" for each in range(20_000)])], "title"), encoding="utf-8")
-    browser.open(path.as_uri())
-    seconds = browser.evaluate(
-        "(async () => { const one = () => new Promise((done) => requestAnimationFrame(done)); const began ="
-        " performance.now(); for (let i = 0; i < 20; i++) { document.getElementById(i % 2 ? 'in' : 'out').click();"
-        " await one(); } return (performance.now() - began) / 20e3; })()"
-    )
-    assert seconds < 0.15  # on a machine without a GPU, with other processes
+def test_twenty_thousand_spans_are_drawn_in_ten_times_the_time_of_twenty_at_most(
+    browser: Browser, tmp_path: Path
+) -> None:
+    def seconds(count: int) -> float:
+        path = tmp_path / "page.html"
+        path.write_text(page_of([recording([f"label {each}" for each in range(count)])], "title"), encoding="utf-8")
+        browser.open(path.as_uri())
+        found = browser.evaluate(
+            "(async () => { const one = () => new Promise((done) => requestAnimationFrame(done)); const began ="
+            " performance.now(); for (let i = 0; i < 20; i++) { document.getElementById(i % 2 ? 'in' : 'out').click();"
+            " await one(); } return (performance.now() - began) / 20e3; })()"
+        )
+        assert isinstance(found, float)
+        return found
+
+    few = seconds(20)
+    assert seconds(20_000) < 10 * few
     browser.key("/")
     for character in "label 19999":
         browser.key(character, character)

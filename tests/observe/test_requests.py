@@ -136,9 +136,18 @@ def test_the_same_on_uvloop() -> None:
         runner.run(main())
 
 
-@pytest.mark.asyncio
-async def test_requests_without_an_answer_are_visible(device: Device) -> None:
+def test_requests_without_an_answer_are_visible() -> None:
     """They fail, expire or are cancelled; in the queue, and in a batch."""
+
+    async def main() -> None:
+        async with aiocuda.open_device(driver=SimulatedDriver(None)) as device:
+            await without_an_answer(device)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+
+
+async def without_an_answer(device: Device) -> None:
     function = Held()
     batcher = MicroBatcher(function, max_batch_size=4, batch_wait_timeout_s=0, device=device)
     async with batcher, Timeline(device) as timeline:

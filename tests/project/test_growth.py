@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Kernel, Stream
 from aiocuda.pipeline._resources import OrderedGate
-from tests.helpers import Latch
+from tests.helpers import Latch, quickly
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)
 
@@ -72,7 +72,7 @@ def calls(grow: Grow, *numbers: int) -> list[int]:
                 profile = cProfile.Profile()
                 profile.enable()
                 try:
-                    await asyncio.wait_for(grow(device, n), 10)
+                    await quickly(grow(device, n))
                 finally:
                     profile.disable()
                 made.append(sum(entry.callcount for entry in profile.getstats()))

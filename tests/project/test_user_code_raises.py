@@ -35,12 +35,9 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.memory.adaptors import Adaptor
 from aiocuda.pipeline import Launch, SlotBuffer
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, Reports
+from tests.helpers import AFFINE, PATIENCE, Reports
 
-pytestmark = pytest.mark.timeout(60, method="thread")
-
-#: Seconds after which a test counts as hanging.
-LIMIT = 10.0
+pytestmark = pytest.mark.timeout(2 * PATIENCE, method="thread")
 
 
 class OwnError(Exception):
@@ -1020,7 +1017,7 @@ def test_whatever_user_code_raises(where: str, driver: type[Any]) -> None:
     left: list[BaseException] = []  # errors that have left the loop
 
     async def main() -> None:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             if where in TWINS:
                 await in_each_way_with_devices_of_their_own(driver, where)
                 return
