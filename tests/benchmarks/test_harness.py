@@ -43,12 +43,12 @@ def test_a_long_callback_is_a_long_turn() -> None:
     assert turns.turns >= 2
 
 
-@pytest.mark.slow
-def test_an_idle_loop_has_no_long_turn() -> None:
+def test_the_wait_of_an_idle_loop_is_in_no_turn() -> None:
     with TurnMeter() as turns:
+        began = perf_counter()
         turns.reset()
-        turns.select(0.5)
-        assert turns.longest() < 0.25
+        turns.select(0.1)
+        assert turns.longest() <= perf_counter() - began - 0.1
 
 
 @pytest.mark.slow
@@ -73,10 +73,13 @@ def test_command_writes_the_report_of_a_row_and_its_peers(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_process_that_outlives_its_limit_becomes_an_error_that_shows_where_it_was() -> None:
-    result = spawn(["row", "latency_5ms", "--driver", "host"], limit=1.0)  # full size: more than 300 × 5 ms
-    assert result["error"] == "did not end within 1 s"
+    for limit in (1.0, 3.0, 9.0):  # a process that has not begun cannot show where it is
+        result = spawn(["row", "pipeline_100us", "--driver", "host"], limit=limit)  # full size: many seconds
+        assert result["error"] == f"did not end within {limit:g} s"
+        assert "samples" not in result
+        if "most recent call first" in result["output"]:
+            break
     assert "most recent call first" in result["output"]
-    assert "samples" not in result
 
 
 @pytest.mark.slow

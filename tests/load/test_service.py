@@ -11,8 +11,8 @@ from tests.load.running import RunningServer
 from tests.load.servers import SERVERS
 from tests.load.setting import Setting
 
-#: About 30 seconds.
-PLAN = Plan(capacity_s=4.0, load_s=5.0, warm_up_s=1.0, retry_s=(3.0, 3.5), setting=Setting(5.0))
+#: About 20 seconds.
+PLAN = Plan(capacity_s=3.0, load_s=3.5, warm_up_s=1.0, retry_s=(3.0, 3.5), setting=Setting(5.0))
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -117,7 +117,7 @@ class Mutant:
             ) from None
 
 
-def simulate(tree: Path, first: int, seeds: int, *, seconds: float = 60.0) -> Verdict:
+def simulate(tree: Path, first: int, seeds: int, *, seconds: float = 240.0) -> Verdict:
     """Run ``python -m tests.simulation`` with the package that is in a directory."""
     command = ["-m", "tests.simulation", "--first", str(first), "--seeds", str(seeds)]
     try:

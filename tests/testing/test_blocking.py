@@ -11,6 +11,7 @@ import pytest
 
 from aiocuda.driver._port import open_port
 from aiocuda.testing._blocking import LoopGuard
+from tests.helpers import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _call_from_aiocuda(function: Callable[[], None]) -> None:
 
 def _block(until: Callable[[], bool]) -> None:
     """Block in C, where blockbuster sees nothing."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not until() and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
             queue.SimpleQueue[None]().get(timeout=0.05)
@@ -82,7 +83,7 @@ async def test_guards_share_one_thread_that_ends_after_them() -> None:
         assert [each.name for each in threading.enumerate()].count("aiocuda-loop-watch") == 1
     for thread in threading.enumerate():
         if thread.name == "aiocuda-loop-watch":
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 

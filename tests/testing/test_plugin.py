@@ -384,9 +384,11 @@ def test_fixtures_report_missing_plugins(pytester: pytest.Pytester) -> None:
 def test_guard_fails_a_test_with_a_blocked_loop(pytester: pytest.Pytester, runner: str) -> None:
     # A port without a descriptor calls `wake`; this one does not come back, and so aiocuda blocks the loop.
     source = """
+        import gc
         import queue
         import pytest
         from aiocuda.driver._port import open_port
+        from aiocuda.testing._blocking import LoopGuard
 
         @pytest.mark.{runner}
         async def test_blocks(aiocuda_no_blocking):
@@ -399,8 +401,10 @@ def test_guard_fails_a_test_with_a_blocked_loop(pytester: pytest.Pytester, runne
             pass
 
         def wake():
-            with pytest.raises(queue.Empty):
-                queue.SimpleQueue().get(timeout=1)
+            (guard,) = (each for each in gc.get_objects() if isinstance(each, LoopGuard))
+            while not guard.stalls:
+                with pytest.raises(queue.Empty):
+                    queue.SimpleQueue().get(timeout=0.05)
 
         @pytest.fixture
         def anyio_backend():

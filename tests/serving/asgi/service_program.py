@@ -118,12 +118,13 @@ def pool(request: Request) -> Response:
 
 
 async def thread_goes_on(request: Request) -> Response:
-    """Begin work on a thread, and respond. The work ends some seconds after it has begun; without a number, never."""
-    begun, seconds = threading.Event(), request.query_params.get("seconds")
+    """Begin work on a thread, and respond. The work ends when a file exists; without the name of a file, never."""
+    begun, file = threading.Event(), request.query_params.get("until")
 
     def work() -> None:
         begun.set()
-        threading.Event().wait(None if seconds is None else float(seconds))
+        while file is None or not os.path.exists(file):
+            threading.Event().wait(0.01)
         report("thread ended")
 
     async def wait_for_thread() -> None:

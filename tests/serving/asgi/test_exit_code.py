@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.heavy, pytest.mark.slow]
 
 LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 APP = "tests.serving.asgi.service_program:app"
-LIMIT = ("--timeout-graceful-shutdown", "10")
+LIMIT = ("--timeout-graceful-shutdown", "600")
 
 #: The worker of the documentation, or uvicorn's own copy of it, which is deprecated.
 WORKER = "uvicorn_worker" if importlib.util.find_spec("uvicorn_worker") is not None else "uvicorn.workers"
@@ -41,22 +42,25 @@ async def test_after_a_thread(loop: str, workers: Sequence[str]) -> None:
 
 
 @LOOPS
-async def test_slow_thread_is_waited_for(loop: str) -> None:
+async def test_slow_thread_is_waited_for(loop: str, tmp_path: Path) -> None:
     async with serving("--loop", loop, *LIMIT) as server:
-        assert (await server.get("/thread_goes_on?seconds=2"))[0] == 200
+        assert (await server.get(f"/thread_goes_on?until={tmp_path / 'file'}"))[0] == 200
         await fault(server)
+        await until(lambda: "closed" in server.lines)
+        (tmp_path / "file").touch()
         assert await server.ended() == 70
     assert server.lines.index("closed") < server.lines.index("thread ended")
     assert "Traceback" not in server.text
 
 
 @LOOPS
-async def test_sigterm_while_a_thread_is_waited_for_changes_nothing(loop: str) -> None:
+async def test_sigterm_while_a_thread_is_waited_for_changes_nothing(loop: str, tmp_path: Path) -> None:
     async with serving("--loop", loop, *LIMIT) as server:
-        assert (await server.get("/thread_goes_on?seconds=2"))[0] == 200
+        assert (await server.get(f"/thread_goes_on?until={tmp_path / 'file'}"))[0] == 200
         await fault(server)
         await until(lambda: "loop ends" in server.lines)
         server.terminate()
+        (tmp_path / "file").touch()
         assert await server.ended() == 70
     assert "thread ended" in server.lines
     assert "Traceback" not in server.text
@@ -64,11 +68,9 @@ async def test_sigterm_while_a_thread_is_waited_for_changes_nothing(loop: str) -
 
 @LOOPS
 async def test_thread_that_never_ends_does_not_hold_the_process(loop: str) -> None:
-    async with serving("--loop", loop, *LIMIT) as server:
+    async with serving("--loop", loop, "--timeout-graceful-shutdown", "10") as server:
         assert (await server.get("/thread_goes_on"))[0] == 200
         await fault(server)
-        await until(lambda: "closed" in server.lines)
-        await asyncio.wait_for(server.process.wait(), 20.0)
         assert await server.ended() == 70
     (line,) = [line for line in server.lines if "process_end_forced" in line]
     assert re.search(r"exit_code=70 seconds=10\.0 threads=.*(asyncio|uvloop)_\d", line), line
@@ -76,13 +78,15 @@ async def test_thread_that_never_ends_does_not_hold_the_process(loop: str) -> No
 
 
 @LOOPS
-async def test_workers_are_replaced(loop: str) -> None:
+async def test_workers_are_replaced(loop: str, tmp_path: Path) -> None:
     """Each of two workers has used threads; one of them has a slow one when it faults."""
     async with serving("--loop", loop, *LIMIT, "--workers", "2") as server:
         await until(lambda: server.text.count("Application startup complete") == 2)
         client = await server.client()  # of one worker
-        assert (await client.get("/thread_goes_on?seconds=2"))[0] == 200
+        assert (await client.get(f"/thread_goes_on?until={tmp_path / 'file'}"))[0] == 200
         assert (await client.get("/fault"))[0] == 503
+        await until(lambda: "closed" in server.lines)
+        (tmp_path / "file").touch()
         await until(lambda: re.search(r"worker \d+ ended with 70", server.text))
         await until(lambda: server.text.count("Application startup complete") == 3)
         assert "thread ended" in server.lines
@@ -116,11 +120,13 @@ async def test_thread_that_holds_the_lock_of_a_log_handler_does_not_hold_the_pro
             process.kill()
 
 
-async def test_gunicorn() -> None:
+async def test_gunicorn(tmp_path: Path) -> None:
     command = ("gunicorn", "-k", f"{WORKER}.UvicornWorker", "--bind", "127.0.0.1:0", APP)
     async with running(*command, started="Application startup complete") as server:
-        assert (await server.get("/thread_goes_on?seconds=2"))[0] == 200
+        assert (await server.get(f"/thread_goes_on?until={tmp_path / 'file'}"))[0] == 200
         await fault(server)
+        await until(lambda: "closed" in server.lines)
+        (tmp_path / "file").touch()
         await until(lambda: re.search(r"Worker \(pid:\d+\) exited with code 70", server.text))
         await until(lambda: server.text.count("Application startup complete") == 2)
         assert "thread ended" in server.lines
@@ -132,11 +138,13 @@ async def test_gunicorn() -> None:
 
 
 @LOOPS
-async def test_hypercorn_without_workers(loop: str) -> None:
+async def test_hypercorn_without_workers(loop: str, tmp_path: Path) -> None:
     command = ("hypercorn", "--workers", "0", "-k", loop, "--bind", "127.0.0.1:0", APP)
     async with running(*command, started="Running on") as server:
-        assert (await server.get("/thread_goes_on?seconds=2"))[0] == 200
+        assert (await server.get(f"/thread_goes_on?until={tmp_path / 'file'}"))[0] == 200
         await fault(server)
+        await until(lambda: "closed" in server.lines)
+        (tmp_path / "file").touch()
         assert await server.ended() == 70
     assert server.lines.index("closed") < server.lines.index("thread ended")
     assert "Traceback" not in server.text

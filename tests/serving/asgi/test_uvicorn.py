@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.helpers import quickly, until
+from tests.helpers import PATIENCE, quickly, until
 from tests.serving.asgi.server import Client, Server, serving
 from tests.serving.asgi.service_program import LARGE
 
@@ -74,7 +74,7 @@ async def test_many_clients_that_disconnect_leave_nothing() -> None:
 
 
 async def until_idle(server: Server) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             counts = await server.counts()
             if counts["begun"] == counts["cancelled"] + counts["done"] and counts["streams"] == 0:
@@ -98,7 +98,7 @@ async def test_sigterm_under_load_loses_no_accepted_request(loop: str) -> None:
             assert (status, body) == (200, b"%d 4" % number)
             answered.add(number)
 
-    async with serving("--loop", loop, "--timeout-graceful-shutdown", "10", "--no-access-log") as server:
+    async with serving("--loop", loop, "--timeout-graceful-shutdown", "600", "--no-access-log") as server:
         clients = asyncio.gather(*(client(10_000 * number) for number in range(16)))
         await until(lambda: len(answered) > 100)
         server.terminate()
@@ -124,7 +124,7 @@ async def test_handler_that_exceeds_the_time_of_the_shutdown_is_cancelled() -> N
 
 @LOOPS
 async def test_fault_answers_every_request_and_ends_with_the_code(loop: str) -> None:
-    async with serving("--loop", loop, "--timeout-graceful-shutdown", "10") as server:
+    async with serving("--loop", loop, "--timeout-graceful-shutdown", "600") as server:
         assert (await server.get("/health"))[0] == (await server.get("/ready"))[0] == 200
         clients = [await server.client() for _ in range(20)]
         for client in clients:
@@ -140,13 +140,13 @@ async def test_fault_answers_every_request_and_ends_with_the_code(loop: str) -> 
 
 
 async def test_fault_while_no_request_runs_ends_the_process() -> None:
-    async with serving("--timeout-graceful-shutdown", "10") as server:
+    async with serving("--timeout-graceful-shutdown", "600") as server:
         assert (await server.get("/fault_later"))[0] == 200
         assert await server.ended() == 70
 
 
 async def test_fault_after_sigterm_ends_with_the_code_and_loses_no_request() -> None:
-    async with serving("--timeout-graceful-shutdown", "10") as server:
+    async with serving("--timeout-graceful-shutdown", "600") as server:
         waiting = [await server.client() for _ in range(5)]
         for client in waiting:
             client.send("/on_device")
@@ -164,7 +164,7 @@ async def test_fault_after_sigterm_ends_with_the_code_and_loses_no_request() -> 
 
 
 async def test_worker_ends_with_the_code_and_is_replaced() -> None:
-    async with serving("--workers", "2", "--timeout-graceful-shutdown", "10") as server:
+    async with serving("--workers", "2", "--timeout-graceful-shutdown", "600") as server:
         await until(lambda: server.text.count("Application startup complete") == 2)
         client = await server.client()
         counts = await server.counts()
