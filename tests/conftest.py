@@ -72,6 +72,7 @@ ALONE: frozenset[str] = frozenset((
     "tests/pipeline/test_replay.py::test_figures_on_a_gpu",
     "tests/test_host_use.py::test_gil_is_free_while_a_thread_waits",
     "tests/test_host_use.py::test_gil_that_a_thread_keeps_is_taken",
+    "tests/project/test_import.py::test_import_time_without_the_required_packages",
 ))  # fmt: skip
 
 _FILLS = "fills the memory of the device"

@@ -54,7 +54,7 @@ def test_import_time_without_the_required_packages(use: str) -> None:
         print((time.process_time() - required) / (required - began))
         """
     fresh(program)  # the first run may write bytecode
-    assert min(fresh(program) for _ in range(5)) < 0.45  # caches that other processes use take time, too
+    assert any(fresh(program) < 0.45 for _ in range(5))  # caches that other processes use take time, too
 
 
 def test_import_changes_nothing_in_the_process() -> None:
