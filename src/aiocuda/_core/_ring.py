@@ -493,11 +493,13 @@ class Ring:
                 until = self._patience(operation, now)
                 if not until:
                     return
-                # Calls in C let no signal and no other thread in.
-                while not (self._is_done(lease) if COMPILED and device_state.linger < LONG else query(handle)):
-                    now = self.last_busy = driver.now()
+                # Calls in C let no signal and no other thread in. No conditional jump leads back: see `_resolve`.
+                while True:
+                    if self._is_done(lease) if COMPILED and device_state.linger < LONG else query(handle):
+                        break
                     if now > until:
                         return
+                    now = self.last_busy = driver.now()
         except DeviceFault as fault:
             self.report_fault(operation, fault)
             return
@@ -527,7 +529,7 @@ class Ring:
 
     # -- resolve -------------------------------------------------------------------------------------------------------
 
-    def _resolve(self, known: int, most: int) -> int:
+    def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - as `submit`
         """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
         pending = self.pending
         listened = self.device_state.listeners is not None or bool(self.device_state.starts)
@@ -535,13 +537,14 @@ class Ring:
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
         resolved = done = timed = 0
-        most = min(most, len(pending))  # not the operations that `on_settled` enqueues, such as chunks
         now = 0.0
         # `on_settled` of a chunk refills the stream, which asks for room. A pass inside this one would resolve
         # operations that this one has counted, and this one would resolve operations that it has not queried.
         self._resolving = True
         try:
-            while resolved < most and pending:  # a hook or `on_settled` may find a fault, which fails all of them
+            for _ in range(min(most, len(pending))):  # not the operations that `on_settled` enqueues, such as chunks
+                if not pending:  # a hook or `on_settled` may find a fault, which fails all of them
+                    break
                 head = pending[0]
                 extra, estimate = head.extra, head.estimate
                 if (
@@ -576,6 +579,7 @@ class Ring:
                     head.waiters = None
                 elif waiter is not None:
                     head.wake_waiters()
+                waiter = None  # always: in 3.13 and 3.14, an interrupt at a conditional jump back skips the handlers
         except BaseException as error:  # noqa: BLE001 - raised there, unless it is a fault of the device
             return self.interruption.end_resolve(head, error)
         finally:
