@@ -5,6 +5,8 @@
 #   make test     run the tests, without those marked heavy or soak; those marked python_core with the core in Python
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
 #                 one by one; and those of core, completion, stream and memory with the other form of the core
+#   make test-pythons
+#                 run the fast tests, and those of Ctrl-C, on each python3.N that starts here; PYTHONS="…" adds others by path
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make gpu      run all tests on a GPU: side by side, then those that need it alone, then those that failed again alone;
@@ -16,7 +18,8 @@
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #
-# ARGS="…" is passed to the command of demo, pictures, test, slow, gpu, bench and soak: make test ARGS="-x tests/driver".
+# ARGS="…" is passed to the command of demo, pictures, test, slow, test-pythons, gpu, bench and soak:
+# make test ARGS="-x tests/driver".
 
 VENV ?= .venv
 # The first interpreter here that is new enough.
@@ -25,6 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 NAME ?= local
 SECONDS ?= 1800
 ARGS ?=
+PYTHONS ?=
 
 BIN := $(abspath $(VENV))/bin
 # What the host driver needs, as other systems' standard libraries have it. The cuda driver is for Linux.
@@ -45,7 +49,7 @@ stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
 stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
 
 .DEFAULT_GOAL := test
-.PHONY: demo pictures test slow gpu check bench docs build wheels soak clean core
+.PHONY: demo pictures test slow gpu test-pythons check bench docs build wheels soak clean core
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
@@ -68,6 +72,9 @@ slow: core
 
 gpu: core
 	$(BIN)/python -m tests.gpu $(ARGS)
+
+test-pythons: $(call stamp,dev)
+	$(BIN)/python -m tests.other_python all $(OTHER) $(PYTHONS) --pytest="$(ARGS)"
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ def main() -> int:
         old.unlink()
     _run([sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(folder), str(ROOT)])
     (sdist,) = folder.glob("aiocuda-*.tar.gz")
-    for python in (sys.executable, *(command for _, command in others())):
+    for python in (sys.executable, *(other.command for other in others())):
         command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(sdist)]
         _run(command, AIOCUDA_BUILD="compiled")
     pure = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
