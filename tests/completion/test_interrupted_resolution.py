@@ -167,6 +167,7 @@ async def test_interrupt_while_a_fault_fails_all_operations() -> None:
                 buffer = stream.empty(4)
                 with Latch(device) as latch:
                     latch.hold(stream)
+                    latch.hold(other)
                     await latch.held()
                     operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(6)]
                     assert [each.state for each in operations] == ["submitted"] * 3 + ["queued"] * 3
