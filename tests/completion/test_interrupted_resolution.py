@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, Operation
+from aiocuda import Device, DeviceFault, DriverError, Operation, SkippedError
 from aiocuda._base import _wakeups
 from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device._resources import resources_of
@@ -157,6 +157,24 @@ async def test_interrupt_in_abandon() -> None:
                         each.abandon()
             await quickly(stream.synchronize())
             check(interrupt, await waiters.lost(), operations, device)
+
+
+async def test_interrupt_while_the_host_queue_is_pumped() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        for interrupt in sweep(*MODULES, least=50):
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(6)]
+                assert [each.state for each in operations] == ["submitted"] * 3 + ["queued"] * 3
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                stream._queue.poll()
+            with contextlib.suppress(DriverError, SkippedError):  # the operation that was being submitted
+                await quickly(stream.synchronize())
+            assert all(each.done() for each in operations), interrupt.where
 
 
 async def test_interrupt_while_a_fault_fails_all_operations() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._base._log import log
-from .._core import DONE, QUEUED, SUBMITTED
+from .._core import QUEUED, SUBMITTED
 from ..errors import BusyError, DeviceFault
 from ._pumps import Pumps
 
@@ -116,7 +116,9 @@ class HostQueue:
         try:
             asked = False
             least = len(entries) - MOST_PER_PUMP
-            while entries:
+            while True:  # no conditional jump leads back: see `Ring._resolve`
+                if not entries:
+                    break
                 if len(queue.pending) >= queue.device_state.limit:
                     # Ask for room once at most: the rest belongs to a later turn of the loop.
                     early = asked or queue.driver.now() - queue.last_busy < ASK_AGAIN
@@ -134,11 +136,10 @@ class HostQueue:
                         break
                 if not entries or entries[0] is not operation:
                     continue  # a fault has emptied the host queue
-                entries.popleft()
-                moved = True
-                if operation.status < DONE:
-                    operation.status = SUBMITTED
                 try:
+                    entries.popleft()
+                    moved = True
+                    operation.status = max(operation.status, SUBMITTED)  # an abandoned one keeps its state
                     queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
                     queue.interruption.put_back(operation)
