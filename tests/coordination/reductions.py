@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import aiocuda.coordination
 
-__all__ = ["PTX", "compiled", "main", "version"]
+__all__ = ["PTX", "SOURCE", "compiled", "main", "stamped"]
 
 _FOLDER = Path(aiocuda.coordination.__file__).parent
+SOURCE = _FOLDER / "_reductions.cu"
 PTX = _FOLDER / "_reductions.ptx"
 
 
@@ -21,8 +23,7 @@ def compiled() -> str:
         assert result[0] == nvrtc.nvrtcResult.NVRTC_SUCCESS, result[0]
         return result[1] if len(result) > 1 else None
 
-    source = (_FOLDER / "_reductions.cu").read_bytes()
-    program = check(nvrtc.nvrtcCreateProgram(source, b"_reductions.cu", 0, [], []))
+    program = check(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
     options = [b"--gpu-architecture=compute_80"]
     check(nvrtc.nvrtcCompileProgram(program, len(options), options))
     text = bytearray(check(nvrtc.nvrtcGetPTXSize(program)))  # type: ignore[call-overload]  # it is an int
@@ -31,17 +32,15 @@ def compiled() -> str:
     return re.sub(r"^\.version .*$", ".version 7.0", ptx, flags=re.MULTILINE)
 
 
-def version() -> tuple[int, int]:
-    """Return the version of NVRTC."""
-    from cuda.bindings import nvrtc
-
-    _, major, minor = nvrtc.nvrtcVersion()
-    return major, minor
+def stamped(source: bytes, ptx: str) -> str:
+    """Return PTX behind a line with the hash of its source and its text: a test compares them without a compiler."""
+    digest = hashlib.sha256(source + b"\0" + ptx.encode()).hexdigest()
+    return f"// SHA-256 of {SOURCE.name} and of the lines below: {digest}\n{ptx}"
 
 
 def main() -> None:
     """Write the PTX."""
-    PTX.write_text(compiled())
+    PTX.write_text(stamped(SOURCE.read_bytes(), compiled()))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from aiocuda.errors import (
     WrongLoopError,
 )  # fmt: skip
 from aiocuda.testing import SimulatedDriver, Upset
-from tests.coordination.reductions import PTX, compiled, version
+from tests.coordination.reductions import PTX, SOURCE, stamped
 from tests.coordination.simulation import CHUNK, Program, run_over
 from tests.driver.several import SEVERAL_DEVICES, open_driver, shared_gpu
 from tests.helpers import TRAP, Peer, quickly, until
@@ -415,6 +415,13 @@ async def test_checker_reports_nothing_of_ordered_collectives() -> None:
     driver.close()
 
 
-@pytest.mark.skipif(version() != (13, 5), reason="the PTX was compiled by NVRTC 13.5")
-async def test_kernels_are_those_of_the_source() -> None:
-    assert PTX.read_text() == compiled(), "run python -m tests.coordination.reductions"
+async def test_ptx_is_compiled_from_the_source() -> None:
+    published = PTX.read_text()
+    assert published == stamped(SOURCE.read_bytes(), published.partition("\n")[2]), (
+        "run python -m tests.coordination.reductions"
+    )
+
+
+@pytest.mark.parametrize("changed", [(b"sources", "ptx"), (b"source", "ptxs"), (b"sourcep", "tx")])
+async def test_hash_of_the_ptx_shows_a_change_of_the_source_or_of_the_ptx(changed: tuple[bytes, str]) -> None:
+    assert stamped(*changed).partition("\n")[0] != stamped(b"source", "ptx").partition("\n")[0]
