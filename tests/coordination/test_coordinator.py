@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from aiocuda import (
     BusyError,
     ClosedError,
     Device,
+    Event,
+    EventPool,
     InvalidArgumentError,
     InvalidTypeError,
     ManagedContext,
+    Operation,
+    StaleHandleError,
     Stream,
     WrongLoopError,
 )
@@ -279,6 +284,33 @@ async def test_nodes_wait_for_events_and_operations_of_other_streams(
     assert [node.state for node in nodes] == ["submitted"] * 2
     latch.release()
     np.testing.assert_array_equal(await quickly(down), 50 * ONES)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_released_event_is_refused_in_after(device: Device, stream: Stream, recorded: bool) -> None:
+    event = EventPool(device).acquire_nowait()
+    if recorded:
+        stream.record(event=event)
+    event.release()
+    async with AsyncCoordinator(device) as coordinator:
+        with pytest.raises(StaleHandleError, match="this event has been released"):
+            coordinator.upload(ONES, after=event)
+        assert coordinator.statistics().registered == 0
+
+
+@pytest.mark.parametrize("point", [Stream.record, lambda stream: stream.record().operation])
+async def test_point_of_a_stream_of_another_loop_is_refused_in_after(
+    device: Device, stream: Stream, point: Callable[[Stream], Event | Operation[None]]
+) -> None:
+    recorded = point(stream)
+
+    async def elsewhere() -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            with pytest.raises(WrongLoopError):
+                coordinator.upload(ONES, after=recorded)
+            assert coordinator.statistics().registered == 0
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
 
 
 async def test_leaving_by_an_exception_withdraws_waiting_nodes(device: Device, stream: Stream, latch: Latch) -> None:
