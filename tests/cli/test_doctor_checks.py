@@ -21,7 +21,14 @@ pytest.importorskip("rich")
 
 from aiocuda.cli._doctor import diagnose
 from aiocuda.cli._doctor._doctor import CHECKS, _finding
-from aiocuda.cli._doctor._driver_checks import REQUIRED, check_driver, check_nvrtc, check_queues, check_versions
+from aiocuda.cli._doctor._driver_checks import (
+    REQUIRED,
+    REQUIRED_FOR_CUDA,
+    check_driver,
+    check_nvrtc,
+    check_queues,
+    check_versions,
+)
 from aiocuda.cli._doctor._finding import Finding, Problem, Result
 from aiocuda.cli._doctor._machine import Machine
 from aiocuda.cli._doctor._settings_checks import VARIABLES, check_cache, check_environment, check_event_loop
@@ -208,8 +215,9 @@ def test_libraries_that_start_cuda_themselves_are_named(
 
 def test_required_versions_are_those_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
-    for name, least in REQUIRED.items():
-        assert f'"{name}>={least}"' in project
+    pathfinder = "cuda-pathfinder"
+    for name, least in {**REQUIRED, pathfinder: REQUIRED_FOR_CUDA[pathfinder]}.items():
+        assert re.search(rf'"{name}>={re.escape(least)}[";]', project)
 
 
 def install(folder: Path, name: str, version: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["REQUIRED", "check_driver", "check_nvrtc", "check_pinned", "check_que
 
 #: The oldest versions that work. On other systems and without CUDA, those of ``cuda-`` and ``nvidia-`` may be missing.
 REQUIRED: Final = {"numpy": "2.1", "anyio": "4.6", "structlog": "24.4"}
-REQUIRED_FOR_CUDA: Final = {"cuda-pathfinder": "1", "cuda-bindings": "12.9", "nvidia-cuda-nvrtc": "13"}
+REQUIRED_FOR_CUDA: Final = {"cuda-pathfinder": "1.2.3", "cuda-bindings": "12.9", "nvidia-cuda-nvrtc": "13"}
 
 #: Packages that are shown if they are installed.
 SHOWN: Final = ("cuda-core", "torch", "cupy-cuda13x", "numba-cuda", "uvloop")
@@ -71,7 +71,7 @@ def _missing_cure(machine: Machine) -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return "unset CUDA_VISIBLE_DEVICES, or set it to the number of a GPU that `nvidia-smi -L` lists"
     if not _has("cuda.pathfinder"):
-        return 'pip install "cuda-python>=12.9"'
+        return 'pip install "cuda-pathfinder>=1.2.3"'
     install = "install NVIDIA's driver R580 or newer, until `nvidia-smi` lists the GPU"
     if machine.has_usable_gpu:
         return f"{install}; in a container, start it with the GPU: docker run --gpus all"
@@ -105,7 +105,7 @@ async def check_versions(machine: Machine) -> Result:
         elif not for_cuda:
             problems.append(Problem(f"{name} is not installed", f'pip install "{name}>={least}"'))
         elif machine.needs_cuda and name == "cuda-pathfinder":  # NVRTC has a finding of its own
-            problems.append(Problem("cuda-pathfinder is not installed", 'pip install "cuda-python>=12.9"'))
+            problems.append(Problem("cuda-pathfinder is not installed", 'pip install "cuda-pathfinder>=1.2.3"'))
     facts += [f"{name} {version}" for name in SHOWN if (version := _installed(name)) is not None]
     problems += _against_driver(machine, facts)
     return Result(facts, problems)

@@ -29,6 +29,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: no compilation outlives its program
     nvrtc = ctypes.CDLL(request["library"])
+    _load_builtins(nvrtc, os.path.dirname(request["library"]))
     _limit_memory(request["memory"])
     if not request["includes"]:
         _compile(nvrtc, b"", [], {}, None)  # loads all files that NVRTC needs
@@ -37,6 +38,15 @@ def main() -> None:
     header = json.dumps({"result": result, "log": log, "symbol": symbol, "size": len(image)}).encode()
     answer.write(header + b"\n" + image)
     answer.close()
+
+
+def _load_builtins(nvrtc: ctypes.CDLL, folder: str) -> None:
+    """Load the library that NVRTC opens by its name. The wheels of NVRTC 13.0 do not find it in their own folder."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    path = os.path.join(folder, f"libnvrtc-builtins.so.{major.value}.{minor.value}")
+    if os.path.exists(path):
+        ctypes.CDLL(path)
 
 
 def _compile(

@@ -37,7 +37,7 @@ def find(library: str | None = None) -> str | None:
     if sys.platform == "darwin":
         return "there is no CUDA on macOS"
     if not _has_package():
-        return 'cuda-pathfinder is not installed: pip install "cuda-python>=12.9"'
+        return 'cuda-pathfinder is not installed: pip install "cuda-pathfinder>=1.2.3"'
     try:
         count = Library(library).device_count()
     except DriverNotAvailableError as error:
