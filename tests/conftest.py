@@ -20,27 +20,17 @@ __all__ = ["device", "latch", "no_blocking_calls", "other", "stream"]
 #: one. Together they take at most 90 s. All other tests use virtual time, counts, latches, or a condition with a
 #: generous end.
 ALONE: frozenset[str] = frozenset((
-    "tests/completion/test_alarm.py::test_alarm_is_more_precise_than_timers_of_the_loop",
-    "tests/completion/test_reactor.py::test_256_waiting_streams_take_at_most_5_percent_of_a_core",
-    "tests/data/test_advice.py::test_decoders_in_python_get_processes",
-    "tests/data/test_advice.py::test_decoders_that_wait_get_more_workers_than_there_are_processors",
-    "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
-    "tests/driver/host/test_memory.py::test_upload_download_and_kernel_overlap",
-    *(
-        f"tests/driver/test_conformance.py::{driver}::{test}"
-        for driver in ("TestHostConformance", "TestCudaConformance")
-        for test in (
-            "test_upload_compute_and_download_overlap",
-            "test_two_copies_of_one_direction_share_an_engine",
-            "test_kernels_of_eight_streams_overlap",
-        )
-    ),
     "tests/cli/test_doctor_checks.py::test_a_long_switch_interval",
     "tests/cli/test_doctor_checks.py::test_threads_that_compute_keep_the_gil",
     "tests/cli/test_doctor_checks.py::test_timers_of_a_blocked_loop_are_late",
     "tests/cli/test_main.py::test_the_stages_of_the_demo_overlap",
+    "tests/completion/test_alarm.py::test_alarm_is_more_precise_than_timers_of_the_loop",
+    "tests/completion/test_reactor.py::test_256_waiting_streams_take_at_most_5_percent_of_a_core",
     "tests/data/test_advice.py::test_consumer_whose_times_vary_gets_more_batches_ahead",
+    "tests/data/test_advice.py::test_decoders_in_python_get_processes",
     "tests/data/test_advice.py::test_decoders_that_share_the_gil_get_processes",
+    "tests/data/test_advice.py::test_decoders_that_wait_get_more_workers_than_there_are_processors",
+    "tests/data/test_advice.py::test_decoders_without_the_gil_get_a_thread_for_each_processor",
     "tests/data/test_advice.py::test_period_is_the_measured_one",
     "tests/data/test_advice.py::test_processes_that_wait_get_more_workers_and_stay_processes",
     "tests/data/test_advice.py::test_processor_time_of_processes_is_that_of_the_decoder",
@@ -55,14 +45,24 @@ ALONE: frozenset[str] = frozenset((
     "tests/data/test_timeouts.py::test_late_memory_is_another_range",
     "tests/data/test_timeouts.py::test_more_late_samples_than_workers_end_the_epoch",
     "tests/data/test_timeouts.py::test_others_go_on_in_its_place",
+    "tests/driver/host/test_memory.py::test_upload_download_and_kernel_overlap",
+    *(
+        f"tests/driver/test_conformance.py::{driver}::{test}"
+        for driver in ("TestHostConformance", "TestCudaConformance")
+        for test in (
+            "test_upload_compute_and_download_overlap",
+            "test_two_copies_of_one_direction_share_an_engine",
+            "test_kernels_of_eight_streams_overlap",
+        )
+    ),
+    "tests/load/test_service.py::test_overload_costs_no_goodput_and_refused_clients_can_come_back",
+    "tests/memory/test_interchange.py::test_arrays_cross_in_both_directions",
     "tests/observe/test_page.py::test_cost_of_a_page_is_linear",
     "tests/observe/test_page.py::test_twenty_thousand_spans_are_drawn_in_ten_times_the_time_of_twenty_at_most",
     "tests/observe/test_requests.py::test_blocked_iteration_has_the_line_that_the_log_event_names",
     "tests/observe/test_requests.py::test_each_blocked_iteration_has_its_own_line",
     "tests/observe/test_requests.py::test_garbage_collection_that_blocks_the_loop_is_named",
     "tests/observe/test_trace.py::test_cost_of_a_trace_is_linear",
-    "tests/load/test_service.py::test_overload_costs_no_goodput_and_refused_clients_can_come_back",
-    "tests/memory/test_interchange.py::test_arrays_cross_in_both_directions",
     "tests/pipeline/test_advice_about_the_host.py::test_functions_that_share_the_gil_help_in_processes",
     "tests/pipeline/test_advice_about_the_host.py::test_nothing_is_promised_where_kernels_of_the_host_driver_share_the_gil",
     "tests/pipeline/test_advice_about_the_host.py::test_nothing_is_promised_where_offloaded_functions_share_the_gil",
@@ -70,9 +70,9 @@ ALONE: frozenset[str] = frozenset((
     "tests/pipeline/test_advice_about_the_host.py::test_stage_that_waits_gets_more_items_than_there_are_processors",
     "tests/pipeline/test_bound.py::test_figures_are_those_of_the_exported_trace_on_a_gpu",
     "tests/pipeline/test_replay.py::test_figures_on_a_gpu",
+    "tests/project/test_import.py::test_import_time_without_the_required_packages",
     "tests/test_host_use.py::test_gil_is_free_while_a_thread_waits",
     "tests/test_host_use.py::test_gil_that_a_thread_keeps_is_taken",
-    "tests/project/test_import.py::test_import_time_without_the_required_packages",
 ))  # fmt: skip
 
 _FILLS = "fills the memory of the device"
