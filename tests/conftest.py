@@ -78,6 +78,7 @@ ALONE: frozenset[str] = frozenset((
 _FILLS = "fills the memory of the device"
 _FAULTS = "faults the device: CUDA of other processes waits meanwhile"
 _TIMES = "compares times of the device or of the host"
+_FREES = "expects that the device has executed all frees, which other processes delay"
 _STARTS = "starts 140 processes, each with a time limit"
 _CUDA = "tests/driver/test_conformance.py::TestCudaConformance"
 
@@ -94,6 +95,7 @@ ALONE_ON_A_GPU: dict[str, str] = {
     f"{_CUDA}::test_upload_compute_and_download_overlap": _TIMES,
     "tests/completion/test_reactor.py::test_256_waiting_streams_take_at_most_5_percent_of_a_core": _TIMES,
     "tests/memory/test_interchange.py": _TIMES,
+    "tests/memory/test_no_room.py::test_closed_device_keeps_nothing_in_the_pool_of_its_driver": _FREES,
     "tests/memory/test_unified_gpu.py::test_prefetch_moves_the_pages": _TIMES,
     "tests/memory/test_unified_gpu.py::test_read_mostly_leaves_a_copy_with_each_reader": _TIMES,
     "tests/pipeline/test_advice_about_the_host.py": _TIMES,

@@ -54,8 +54,11 @@ SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (kernels.SAXPY, kernels.AFFINE, kernels
 
 @pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
 async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
-    """A device of each driver."""
+    """A device of each driver, with its kernels loaded: CUDA loads code while no kernel runs, so not beside a latch."""
     async with aiocuda.open_device(driver=request.param) as opened:
+        if request.param == "cuda":
+            for kernel in (SAXPY, AFFINE, SPIN):
+                await opened.load(kernel)
         yield opened
 
 

@@ -22,6 +22,7 @@ from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance, FaultConformance, PeerConformance
 from aiocuda.testing.conformance._faults import Factory
+from tests.project.tree import python_path
 
 
 class Patient:
@@ -197,7 +198,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(aiocuda.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": python_path(Path(aiocuda.__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.workers import BATCHES
-from tests.project.tree import ROOT, SOURCE
+from tests.project.tree import ROOT, SOURCE, python_path
 
 
 @pytest.mark.slow
@@ -23,10 +23,10 @@ def test_workers_open_devices_of_their_own(driver: Any, start: str) -> None:
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.faults.workers", "--driver", driver, "--start", start],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(SOURCE), "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (finished.returncode, finished.stderr) == (0, "")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,13 +46,19 @@ class Finished(NamedTuple):
 
 
 class ForkingProcess:
-    """A process that forks for each program. Warnings are errors there, and asyncio is in debug mode."""
+    """A process that forks for each program. Warnings are errors there, and asyncio is in debug mode.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    libraries
+        What the process imports besides, since many programs do.
+    """
+
+    def __init__(self, libraries: Sequence[str] = ()) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
         path = os.pathsep.join(filter(None, (str(SOURCE), str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM],
+            [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM, *libraries],
             env={**kept, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -78,7 +85,7 @@ class ForkingProcess:
 
 def next_program() -> None:
     """Fork for each program that the parent process names. Returns in each fork, with its file in `sys.argv`."""
-    for name in _LIBRARIES:
+    for name in (*_LIBRARIES, *sys.argv[1:]):
         with contextlib.suppress(ImportError):  # an optional one
             importlib.import_module(name)
     for name in aiocuda.__all__:

@@ -162,9 +162,10 @@ def runs() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[ForkingProcess]:
-    """A process that forks for each block."""
-    with contextlib.closing(ForkingProcess()) as process:
+def programs(request: pytest.FixtureRequest) -> Iterator[ForkingProcess]:
+    """A process that forks for each block; for those on a GPU it has imported PyTorch, which takes seconds."""
+    on_a_gpu = any(item.nodeid.endswith("-cuda]") for item in request.session.items)
+    with contextlib.closing(ForkingProcess(["torch"] if on_a_gpu else [])) as process:
         yield process
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver.cuda.fake import Fake
+from tests.project.tree import python_path
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,7 +46,7 @@ def in_child(work):
 def _run(fake: Fake, program: str) -> int:
     """Its exit status."""
     text = _BEGIN.format(path=fake.path) + textwrap.dedent(program)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": python_path(_ROOT / "src", _ROOT)}
     return subprocess.run([sys.executable, "-c", text], check=False, timeout=60, env=environment, cwd=_ROOT).returncode
 
 

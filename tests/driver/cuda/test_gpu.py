@@ -20,6 +20,7 @@ from aiocuda.driver.cuda._probe import find
 from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, StaleHandleError
 from aiocuda.testing.conformance._rig import Rig
+from tests.project.tree import python_path
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +35,7 @@ def rig() -> Iterator[Rig]:
 
 def _run(program: str, **environment: str | None) -> str:
     """What a program prints in a process of its own."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]), **environment}
+    variables = {**os.environ, "PYTHONPATH": python_path(_ROOT / "src", _ROOT), **environment}
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env={name: value for name, value in variables.items() if value is not None},

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("fastapi")
+
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware

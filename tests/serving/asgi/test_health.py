@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("fastapi")
+
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route

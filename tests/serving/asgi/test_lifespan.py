@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
 
 import pytest
+
+pytest.importorskip("fastapi")
+
 from fastapi import FastAPI, Request
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse

@@ -9,6 +9,9 @@ import signal
 
 import pytest
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
 from tests.helpers import PATIENCE, quickly, until
 from tests.serving.asgi.server import Client, Server, serving
 from tests.serving.asgi.service_program import LARGE

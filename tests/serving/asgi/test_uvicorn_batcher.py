@@ -11,6 +11,9 @@ import signal
 
 import pytest
 
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
 from tests.helpers import quickly, until
 from tests.serving.asgi.batch_program import BATCH, BATCHES, FAULT, LARGE, PART, PARTS, QUEUE
 from tests.serving.asgi.server import Client, Server, serving
