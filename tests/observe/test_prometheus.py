@@ -216,7 +216,7 @@ def statistics_classes() -> dict[str, type]:
     for module in pkgutil.walk_packages(aiocuda.__path__, "aiocuda."):
         if any(part in module.name for part in ("__main__", ".integrations", ".cli", "_dask", "_worker_main")):
             continue
-        if module.name.endswith(("_replica_main", "_nvtx", "_opentelemetry")):
+        if module.name.endswith(("_hatch_hook", "_replica_main", "_nvtx", "_opentelemetry")):
             continue
         for thing in vars(importlib.import_module(module.name)).values():
             if isinstance(thing, type) and thing.__module__.startswith("aiocuda"):

@@ -201,3 +201,23 @@ def test_host_driver_on_another_platform(platform: str, blocked: tuple[str, ...]
         )
     )
     assert fresh(program) is True
+
+
+def test_every_module_can_be_imported() -> None:
+    """Those of a library that is not installed, and only they, raise an `ImportError` that names it."""
+    program = """
+        import importlib, json, pkgutil, aiocuda
+
+        missing = {}
+        for info in pkgutil.walk_packages(aiocuda.__path__, "aiocuda."):
+            if not info.name.endswith("__main__"):
+                try:
+                    importlib.import_module(info.name)
+                except ImportError as error:
+                    missing[info.name] = error.name
+        print(json.dumps(missing))
+        """
+    missing = fresh(program)
+    optional = {"cuda.core", "cupy", "distributed", "hatchling", "numba_cuda", "torch"}
+    assert set(missing.values()) <= optional, missing
+    assert all(".integrations." in name or name.endswith(("._dask", "._hatch_hook")) for name in missing), missing

@@ -40,8 +40,9 @@ class ProgressBar:
         columns = TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         # Ten updates a second: one takes a core some milliseconds, which the job could use.
         console = Console(stderr=True)
+        console.quiet = not console.is_terminal  # a disabled bar of Rich before 14.3 ends with an empty line
         self._progress = Progress(
-            *columns, console=console, transient=True, refresh_per_second=10, disable=not console.is_terminal
+            *columns, console=console, transient=True, refresh_per_second=10, disable=console.quiet
         )
         self._task: TaskID | None = None
 
