@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Collection
 from typing import Any
 
@@ -157,6 +159,18 @@ async def test_event_that_is_recorded_late_is_waited_for(device: Device, stream:
         assert behind.state == "waiting"
         stream.record(event=event)
         await quickly(behind)
+
+
+async def test_node_of_an_event_is_dropped_after_its_record(device: Device, stream: Stream) -> None:
+    event = EventPool(device).acquire_nowait()
+    async with AsyncCoordinator(device) as coordinator:
+        behind = coordinator.upload(ONES, after=event)
+        (node,) = map(weakref.ref, behind.dependencies)
+        stream.record(event=event)
+        await quickly(behind)
+        coordinator.poll()
+        gc.collect()
+        assert node() is None
 
 
 @pytest.mark.slow
