@@ -205,7 +205,6 @@ async def test_alarm_fires_when_it_is_set_again_after_other_code_has_read_its_de
     firing.alarm.close()
 
 
-@pytest.mark.slow  # as all tests that trace instructions: newer Pythons have fewer trace events
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
 async def test_alarm_can_be_set_again_after_an_interrupt(watches: bool) -> None:
