@@ -289,6 +289,7 @@ async def test_a_cancelled_call_reports_a_failure_with_the_others_as_notes(
         raise KeyError("second")
 
     await step(context, 0, broken)
+    await until(lambda: context.triple_buffer.busy == 0)  # else the step also waits for what follows on its streams
     await step(context, 1, held)
     await quickly(latch.held())
     with Reports() as reports:
@@ -392,6 +393,7 @@ async def test_a_cancelled_flush_loses_nothing(latch: Latch, context: ManagedCon
 async def test_a_failure_is_reported_if_its_caller_is_cancelled(latch: Latch, context: ManagedContext) -> None:
     """While the later steps end, the caller is cancelled: the loop's exception handler gets the failure."""
     await step(context, 0, broken)
+    await until(lambda: context.triple_buffer.busy == 0)  # else the step also waits for what follows on its streams
     await step(context, 1, lambda slot: latch.hold(slot.stream))
     await quickly(latch.held())
     with Reports() as reports:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
+from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Port
 from aiocuda.memory import Adaptor
@@ -263,10 +263,12 @@ async def test_fault_reaches_other_loops() -> None:
     async with open_trapped() as (_, device):
         latch = Latch(device)
         entered = asyncio.Event()
+        kept: list[Stream] = []  # while the device is open
         loop = asyncio.get_running_loop()
 
         async def elsewhere() -> str:
             stream = device.stream()
+            kept.append(stream)
             latch.hold(stream)
             await latch.held()
             operation = stream.fill(stream.empty(4), 1)

@@ -174,6 +174,7 @@ class SimulatedLoop(LoopBase):
                 except BaseException:
                     self.on_step = None
                     raise
+            del handle  # a task's failure holds this frame by its traceback, and the handle holds the task
         self.clock.spend(TURN_NS)
         if not quiet:
             self._housekeeping.reset()
