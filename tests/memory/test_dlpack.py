@@ -218,8 +218,8 @@ def test_bfloat16_is_taken_where_ml_dtypes_is_and_refused_by_name_where_not() ->
         return
     dtype = read(capsule).dtype
     assert dtype.name == "bfloat16"
-    made = struct(make(ExportedArray(4096, (1,), dtype, None, []), dtype, (CUDA, 0), (1, 0)))
-    assert ctypes.string_at(ctypes.addressof(made.dl_tensor.dtype), 4) == bytes((4, 16, 1, 0))
+    exported = make(ExportedArray(4096, (1,), dtype, None, []), dtype, (CUDA, 0), (1, 0))  # owns its struct
+    assert ctypes.string_at(ctypes.addressof(struct(exported).dl_tensor.dtype), 4) == bytes((4, 16, 1, 0))
 
 
 def test_no_loop_is_needed_to_let_go() -> None:
