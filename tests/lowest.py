@@ -54,8 +54,10 @@ def lowest(project: dict[str, Any]) -> list[str]:
 
 def interpreter(version: str) -> str | None:
     """Return the command of a Python version, if it is there."""
-    wanted = major, minor = tuple(map(int, version.split(".")))
-    return sys.executable if sys.version_info[:2] == wanted else dict(others()).get((major, minor))
+    wanted = tuple(map(int, version.split(".")))
+    if sys.version_info[:2] == wanted:
+        return sys.executable
+    return next((python.command for python in others() if python.version == wanted), None)
 
 
 def prepare(place: Path, command: str, requirements: list[str]) -> str | None:
