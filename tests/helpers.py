@@ -27,6 +27,7 @@ from aiocuda import Device, DeviceFault, DriverError, Kernel, Stream
 from aiocuda._base._fault_watch import FaultWatch
 from aiocuda._base._faults import FAULTS
 from aiocuda._base._types import DeviceProperties, Dim3
+from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver, RecordedCall, record_after
 from aiocuda.testing import kernels
@@ -152,6 +153,12 @@ def holders(things: list[Any], deepest: int = 10) -> str:
         lines.append(f"{thing!r:.100} is held by")
         look(thing, 1)
     return "\n".join(lines)
+
+
+async def jobs_done(device: Device) -> None:
+    """Return when the running loop has no job on a thread of the device. At first, staging memory is being locked."""
+    jobs = resources_of(device).loop_states.here().reactor.jobs
+    await until(lambda: not jobs.running and not len(jobs), "the end of all jobs")
 
 
 async def turns(count: int = 200) -> None:

@@ -14,14 +14,9 @@ import aiocuda
 from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, DriverError, Operation, PinnedBuffer, SkippedError, Stream
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._staging import CHUNK_BYTES
-from tests.helpers import SAXPY, Peer, open_peer, quickly, until
+from tests.helpers import SAXPY, Peer, jobs_done, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
-
-
-async def quiet(device: Device) -> None:
-    """Return when no staging memory is being locked, which would fail instead of the memory of the test."""
-    await until(lambda: not resources_of(device).loop_states.here().reactor.jobs.running, "the end of all jobs")
 
 
 async def test_used_before_it_is_locked() -> None:
@@ -50,7 +45,7 @@ async def test_cannot_be_locked() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         await stream.upload(np.zeros(4))
-        await quiet(device)
+        await jobs_done(device)  # the lock of the staging memory would be refused
         peer.refuse("pin")
         pinned = device.pinned(100)
         with pytest.raises(DriverError):
@@ -78,7 +73,7 @@ async def test_operation_fails_with_what_the_lock_failed_with(use: Any, known: b
         await stream.launch(SAXPY, 1, 128, 100, 0.0, buffer, buffer)
         calls = peer.calls.copy()
         enqueued = stream.statistics().operations
-        await quiet(device)
+        await jobs_done(device)
         peer.refuse("pin", error=lambda: DeviceOutOfMemory("no pages", requested=400))
         with peer.holding_jobs():
             pinned = device.pinned(100)
@@ -138,7 +133,7 @@ async def test_launch_of_which_one_buffer_cannot_be_locked(loaded: bool) -> None
     async with open_stream(loaded) as (peer, device, stream):
         x = device.pinned(100)
         await x
-        await quiet(device)
+        await jobs_done(device)
         peer.refuse("pin")
         with pytest.raises(DriverError):
             await quickly(stream.launch(SAXPY, 1, 128, 100, 3.0, x, device.pinned(100)))
@@ -152,7 +147,7 @@ async def test_memory_that_could_not_be_locked_goes_with_its_array() -> None:
         stream = device.stream()
         await stream.upload(np.zeros(4))
         before = len(resources_of(device).pinned_pool._regions)
-        await quiet(device)
+        await jobs_done(device)
         for _ in range(5):
             peer.refuse("pin")
             pinned = device.pinned(1 << 20)
