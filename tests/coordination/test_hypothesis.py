@@ -7,11 +7,10 @@ spends about 10 s of processor time on it, the soak as long as it is configured 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -26,15 +25,6 @@ pytest.importorskip("hypothesis")  # a GPU machine may not have it
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-
-@pytest.fixture(autouse=True)
-def frozen() -> Iterator[None]:
-    """Exclude the objects that exist now from garbage collection, so that a collection after each graph is cheap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def graphs(examples: int) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -90,6 +91,8 @@ def next_program() -> None:
             importlib.import_module(name)
     for name in aiocuda.__all__:
         getattr(aiocuda, name)
+    gc.collect()
+    gc.freeze()  # no fork collects the objects of the libraries, which would copy their pages
     for line in sys.stdin:
         directory, file, variables = json.loads(line)
         program = os.fork()

@@ -260,6 +260,7 @@ def sweep(
     result = Sweep(first)
     began = time.monotonic()
     gc.collect()
+    is_frozen = gc.get_freeze_count() > 0  # by the tests
     gc.freeze()  # the collections of each seed then skip all objects that exist now
     try:
         while (most is None or result.seeds < most) and (
@@ -283,6 +284,7 @@ def sweep(
                 result.traceback = outcome.traceback
                 break
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
     result.seconds = time.monotonic() - began
     return result
