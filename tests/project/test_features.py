@@ -30,6 +30,7 @@ def test_rows_are_in_order_and_complete() -> None:
 
 
 def test_names_resolve() -> None:
+    pytest.importorskip("nvtx")  # has no wheel for the newest Python at first
     assert missing(read(PAGE.read_text(encoding="utf-8"))) == []
 
 

@@ -103,7 +103,10 @@ def _classes() -> dict[type, str]:
         except ImportError:  # of a library that is not installed
             continue
         for name in getattr(module, "__all__", ()):
-            each = getattr(module, name)
+            try:
+                each = getattr(module, name)
+            except ImportError:  # an exporter imports its library when it is first used
+                continue
             if inspect.isclass(each) and hasattr(each, "aclose"):
                 found.setdefault(each, info.name)
     return found
