@@ -219,17 +219,21 @@ def pytest_collection_finish() -> None:
     _freeze()
 
 
-_file_of_last_test: list[Path] = []
+_folder_of_last_test: list[Path] = []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the first test of a file, exclude what the tests of other files have left from garbage collections."""
-    if _file_of_last_test != [item.path]:
-        _file_of_last_test[:] = [item.path]
+    """Before the first test of a folder, exclude what the tests of other folders have left from garbage collections."""
+    if _folder_of_last_test != [item.path.parent]:
+        _folder_of_last_test[:] = [item.path.parent]
         _freeze()
 
 
 def _freeze() -> None:
-    """Exclude all objects from garbage collections: many tests make some, and each would take a third of a second."""
+    """Exclude all objects from garbage collections: many tests make some, and each would take a third of a second.
+
+    What has become garbage since the last time is collected first: it may hold threads.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -18,8 +18,19 @@ from tests.driver.host.kit import PATIENCE, Gate, Mailbox, Rig, address_of
 ONE = (1, 1, 1)
 
 
+_before: list[threading.Thread] = []
+
+
+@pytest.fixture(autouse=True)
+def threads_before() -> None:
+    """Note the threads of drivers that tests of other files have left: `conftest.py` freezes these drivers."""
+    _before[:] = threading.enumerate()
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("aiocuda-host")]
+    """Return the threads of the drivers of this test."""
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("aiocuda-host")]
+    return [thread for thread in found if thread not in _before]
 
 
 def join(ending: list[threading.Thread]) -> None:
