@@ -228,10 +228,8 @@ async def test_a_cancelled_search_stops_its_thread(
     await quickly(device.aclose())
 
 
-async def test_the_loop_makes_no_call_that_may_block(tmp_path: Path) -> None:
-    blockbuster = pytest.importorskip("blockbuster")
+async def test_the_loop_makes_no_call_that_may_block(no_blocking_calls: None, tmp_path: Path) -> None:
     grow(tmp_path)
-    with blockbuster.blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]):
-        async with aiocuda.open_device(driver="host") as device:
-            report, _ = await work(device, tmp_path)
+    async with aiocuda.open_device(driver="host") as device:
+        report, _ = await work(device, tmp_path)
     assert report.verified
