@@ -51,7 +51,7 @@ async def squared_norms(batch):
     return (await batch.stream.download(out))[: batch.size].tolist()
 
 
-def make_app(driver):
+def make_app(driver, deadline_s=2.0):
     """An ASGI application."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -77,7 +77,7 @@ def make_app(driver):
             row = None
         if row is None or not np.isfinite(row).all():  # one bad row must not fail the batch of others; null becomes NaN
             return JSONResponse({"detail": f"a row has {WIDTH} numbers"}, status_code=422)
-        return JSONResponse(await request.app.state.batcher.submit(row, deadline_s=2.0))
+        return JSONResponse(await request.app.state.batcher.submit(row, deadline_s=deadline_s))
 
     return Starlette(
         routes=[Route("/norm", norm, methods=["POST"]), Route("/health", health)],
@@ -89,7 +89,7 @@ def make_app(driver):
 async def main(driver):
     import httpx
 
-    app = make_app(driver)
+    app = make_app(driver, deadline_s=60.0)  # on a busy machine, 200 requests at once may take longer than 2 s
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,

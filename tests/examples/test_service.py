@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.serving import MicroBatcher
 from aiocuda.testing import SimulatedLoop
-from tests.helpers import LATCH, quickly
+from tests.helpers import LATCH, PATIENCE, quickly
 from tests.project.tree import ROOT
 
 REQUESTS = 200
@@ -53,7 +53,7 @@ async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypat
         quick(out, x, rows, width)
 
     monkeypatch.setattr(service, "norms", aiocuda.Kernel("norms", source=service.SOURCE, host=norms))
-    app = service.make_app("host")
+    app = service.make_app("host", deadline_s=PATIENCE)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,
