@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import json
 import os
+import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -151,20 +152,25 @@ async def test_freezing_can_be_refused(freezes: None, monkeypatch: pytest.Monkey
 # The warning
 
 
-def collect_for_long() -> None:
-    """Collect garbage for more than `_freeze.LONG`."""
-    objects = [[] for _ in range(1_000_000)]  # type: ignore[var-annotated]
-    gc.collect()
-    objects.clear()
+def delay(phase: str, info: dict[str, int]) -> None:
+    """Let a collection take longer than `_freeze.LONG`."""
+    if phase == "start":
+        time.sleep(2 * _freeze.LONG)  # noqa: TID251 - it stands for many objects
 
 
 async def warnings_of(setup: Any, collections: int, **options: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PerformanceWarning)
-        async with lifespan(setup, **options)(App()):
-            for _ in range(collections):
-                collect_for_long()
-                await turns(2)
+        gc.disable()  # on a busy machine, a collection that comes by itself may take long, too
+        gc.callbacks.append(delay)
+        try:
+            async with lifespan(setup, **options)(App()):
+                for _ in range(collections):
+                    gc.collect()
+                    await turns(2)
+        finally:
+            gc.callbacks.remove(delay)
+            gc.enable()
     assert all(each.category is PerformanceWarning and each.filename == __file__ for each in caught), caught
     return [str(each.message) for each in caught]
 
