@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -93,6 +94,8 @@ def next_program() -> None:
         getattr(aiocuda, name)
     gc.collect()
     gc.freeze()  # no fork collects the objects of the libraries, which would copy their pages
+    # Whether a stage gets this advice depends on the time that other programs leave to this one.
+    warnings.filterwarnings("ignore", "stage .* of a pipeline blocked the event loop here")
     for line in sys.stdin:
         directory, file, variables = json.loads(line)
         program = os.fork()

@@ -2,8 +2,9 @@
 
 Each block of Python in README and below docs runs on its own, as at an asyncio prompt: `await` is allowed outside of
 functions. A block of text directly after it is its expected output; after the comment ``<!-- the figures vary -->``,
-all numbers in it may differ, and after ``<!-- the figures and the order vary -->`` also the order of its lines. An HTML
-comment directly before a block of Python changes how it is run:
+all numbers in it may differ, after ``<!-- the figures and the order vary -->`` also the order of its lines, and after
+``<!-- the figures and the end of "TEXT" vary -->`` also what follows TEXT at the start of a line. An HTML comment
+directly before a block of Python changes how it is run:
 
 ===============================  ==========================================================================
 ``<!-- run … -->``               lines around the block, which replaces a line of three dots in them
@@ -53,7 +54,7 @@ BLOCK = re.compile(
     r"""
     (?: ^<!--[ ](?P<how>run|pytest)\b (?P<around>(?:(?!-->).)*) -->\n+ )?
     ^```python\n (?P<code>.*?) ^```$
-    (?: \n\n (?: <!--[ ]the[ ](?P<vary>figures(?:[ ]and[ ]the[ ]order)?)[ ]vary[ ]-->\n\n )?
+    (?: \n\n (?: <!--[ ]the[ ](?P<vary>figures(?:[ ]and[ ]the[ ](?:order|end[ ]of[ ]"[^"\n]+"))?)[ ]vary[ ]-->\n\n )?
         ```text\n (?P<printed>.*?) ^```$ )?
     """,
     re.MULTILINE | re.DOTALL | re.VERBOSE,
@@ -278,6 +279,10 @@ def test_block_runs_and_prints_the_expected_output(
         printed, expected = finished.output, block.printed or ""
         if block.vary:
             printed, expected = FIGURE.sub("#", printed), FIGURE.sub("#", expected)
+        varying = re.search('end of "(.+)"', block.vary)
+        if varying is not None:
+            line = re.compile(f"^({re.escape(varying[1])}).*", re.MULTILINE)
+            printed, expected = line.sub(r"\1", printed), line.sub(r"\1", expected)
         if "order" in block.vary:
             printed, expected = ("\n".join(sorted(lines.splitlines())) for lines in (printed, expected))
         assert printed == expected, printed
