@@ -1,6 +1,7 @@
 """A process in which another library uses a stream of aiocuda after the stream was closed. It prints the result.
 
-``python -m tests.stream.beside_child CASE`` prints one line of JSON: each check by its name, and whether it passed.
+`main` prints one line of JSON: each check by its name, and whether it passed. `test_beside_torch.py` runs each case in
+a fork of a process that has imported the library.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import faulthandler
 import gc
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -430,7 +430,8 @@ async def run(case: str) -> Told:
     return await chosen()
 
 
-if __name__ == "__main__":
+def main(case: str) -> None:
+    """Run a case, and print its result."""
     faulthandler.enable()
-    faulthandler.dump_traceback_later(100, exit=True)
-    print(json.dumps(asyncio.run(run(sys.argv[1]))), flush=True)  # noqa: T201 - its parent reads it
+    faulthandler.dump_traceback_later(90, exit=True)
+    print(json.dumps(asyncio.run(run(case))), flush=True)  # noqa: T201 - its parent reads it

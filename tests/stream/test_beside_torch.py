@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.project.tree import ROOT
+from tests.project.forked import ForkingProcess
 from tests.stream.beside_child import CASES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
+PROGRAM = """\
+import warnings
+from tests.stream.beside_child import main
+warnings.simplefilter("default")
+main({case!r})
+"""
 
-@pytest.mark.timeout(150)
+
+@pytest.fixture(scope="module")
+def process_with() -> Iterator[Callable[[str], ForkingProcess]]:
+    """Return the process that has imported a library, which takes seconds, and forks for each case."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def started(library: str) -> ForkingProcess:
+            return stack.enter_context(contextlib.closing(ForkingProcess([library])))
+
+        yield started
+
+
 @pytest.mark.parametrize(
-    "case",
-    [case for library, cases in CASES.items() if importlib.util.find_spec(library) is not None for case in cases],
+    ("library", "case"),
+    [(library, case) for library, cases in CASES.items() if importlib.util.find_spec(library) for case in cases],
 )
-def test_other_library_goes_on_with_a_closed_stream(case: str) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.stream.beside_child", case],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, f"{finished.returncode}\n{finished.stdout[-2000:]}{finished.stderr[-6000:]}"
-    told = json.loads(finished.stdout.strip().splitlines()[-1])
+def test_other_library_goes_on_with_a_closed_stream(
+    library: str, case: str, process_with: Callable[[str], ForkingProcess], tmp_path: Path
+) -> None:
+    tmp_path.joinpath("case.py").write_text(PROGRAM.format(case=case), encoding="utf-8")
+    finished = process_with(library).run("case.py", tmp_path, {})
+    assert finished.status == 0, f"{finished.status}\n{finished.output[-2000:]}{finished.errors[-6000:]}"
+    told = json.loads(finished.output.strip().splitlines()[-1])
     assert told
     assert {what: true for what, true in told.items() if not true} == {}
