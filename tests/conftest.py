@@ -107,6 +107,35 @@ ALONE_ON_A_GPU: dict[str, str] = {
     "tests/faults/test_exit.py::test_twenty_of_each_on_a_gpu": _STARTS,
 }  # fmt: skip
 
+#: Files whose tests start processes that open the GPU. With 32 hardware queues each, an H200 has room for 12 to 19
+#: processes, and the next gets ``cuDevicePrimaryCtxRetain: out of memory``. So `python -m tests.gpu` runs these tests
+#: after the others, with a quarter as many processes side by side. They get the mark `few_on_a_gpu`.
+FEW_ON_A_GPU: frozenset[str] = frozenset((
+    "tests/cli/test_bench.py",
+    "tests/cli/test_doctor.py",
+    "tests/cli/test_main.py",
+    "tests/cluster/test_local.py",
+    "tests/completion/test_loops.py",
+    "tests/core/test_form.py",
+    "tests/driver/cuda/test_fork.py",
+    "tests/driver/cuda/test_gpu.py",
+    "tests/driver/cuda/test_probe.py",
+    "tests/examples/test_examples.py",
+    "tests/faults/test_fork.py",
+    "tests/faults/test_workers.py",
+    "tests/features/test_j.py",
+    "tests/integrations/test_cupy.py",
+    "tests/integrations/test_requirements.py",
+    "tests/integrations/test_torch_torture.py",
+    "tests/kernels/test_cuda_core.py",
+    "tests/memory/test_shadow.py",
+    "tests/project/test_docs.py",
+    "tests/project/test_uninstalled.py",
+    "tests/stream/test_beside_torch.py",
+    "tests/stream/test_new_method.py",
+    "tests/testing/test_plugin.py",
+))  # fmt: skip
+
 # Without an installed aiocuda, only this line loads the plugin. An installed aiocuda has an entry point with the name
 # of the module: pytest finds the plugin registered, and this line does nothing.
 pytest_plugins = ["aiocuda.testing.plugin"]
@@ -180,7 +209,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests in `ALONE` and `ALONE_ON_A_GPU`.
+    """Mark the tests in `ALONE`, `ALONE_ON_A_GPU` and `FEW_ON_A_GPU`.
 
     The project's mark ``gpu`` becomes the plugin's ``aiocuda_gpu``. The shipped conformance suite has no mark of this
     project, so its slow tests are marked here.
@@ -190,6 +219,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("alone")
     if not ALONE_ON_A_GPU.keys().isdisjoint((item.nodeid, function, function.partition("::")[0])):
         item.add_marker("alone_on_a_gpu")
+    if function.partition("::")[0] in FEW_ON_A_GPU:
+        item.add_marker("few_on_a_gpu")
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))

@@ -1,8 +1,9 @@
 """``python -m tests.gpu``: run all GPU tests and show which of them fail.
 
-First several pytest processes run side by side. Then the tests run that need the device alone (`ALONE` and
-`ALONE_ON_A_GPU` in `tests/conftest.py`), one process after the other. At last each test that has failed runs again,
-alone in a new process. This tells a test that fails only beside others from one that fails.
+First several pytest processes run side by side; then a quarter as many, with the tests that start processes of their
+own on the GPU (`FEW_ON_A_GPU` in `tests/conftest.py`). Then the tests run that need the device alone (`ALONE` and
+`ALONE_ON_A_GPU`), one process after the other. At last each test that has failed runs again, alone in a new process.
+This tells a test that fails only beside others from one that fails.
 
 It needs no package beyond those that the library requires, pytest and pytest-asyncio, and no installation:
 ``PYTHONPATH=src python3 -m tests.gpu``.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from tests.project.tree import ROOT
 
-from .results import ALONE, BESIDE, Results
+from .results import ALONE, BESIDE, FEW, Results
 from .running import Run, RunError
 
 
@@ -76,7 +77,7 @@ def main() -> int:
         return 2
     results.save()
     say(results.summary())
-    once = [*results.failed_once(BESIDE), *results.failed_once(ALONE)] if given.strict else []
+    once = [test for part in (BESIDE, FEW, ALONE) for test in results.failed_once(part)] if given.strict else []
     return 0 if results.complete and not results.failed and not once else 1
 
 

@@ -15,6 +15,9 @@ import pytest
 #: The marks of tests that run alone.
 ALONE = ("alone", "alone_on_a_gpu")
 
+#: The mark of tests that run beside few others.
+FEW = "few_on_a_gpu"
+
 #: How `aiocuda.testing.plugin` reports the skip of a GPU test, before the reason.
 _SKIP = "must not skip. Skipped: "
 
@@ -63,6 +66,7 @@ class Reporter:
                     item.nodeid,
                     argument=f"{item.path}{item.nodeid[item.nodeid.index('::') :]}",
                     alone=any(item.get_closest_marker(mark) is not None for mark in ALONE),
+                    few=item.get_closest_marker(FEW) is not None,
                     slow=item.get_closest_marker("slow") is not None,
                     limit=_limit(item),
                 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 #: The parts of a run, in their order.
-BESIDE, ALONE, AGAIN = "beside others", "alone", "again, alone"
+BESIDE, FEW, ALONE, AGAIN = "beside others", "beside few others", "alone", "again, alone"
 
 #: The last lines of a failure that the summary shows; the JSON file has all of them.
 _SHOWN = 30
@@ -58,7 +58,7 @@ class Results:
         self._seconds[part] = seconds
         outcomes = self._outcomes(part)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items(), reverse=True))
-        return f"{part + ':':<15} {sum(outcomes.values()):5} tests in {seconds:6.1f} s: {counts or 'none'}"
+        return f"{part + ':':<18} {sum(outcomes.values()):5} tests in {seconds:6.1f} s: {counts or 'none'}"
 
     def _outcomes(self, part: str) -> Counter[str]:
         return Counter(each.outcome for runs in self._attempts.values() for each in runs if each.part == part)
@@ -97,7 +97,7 @@ class Results:
     def _groups(self) -> dict[str, list[str]]:
         return {
             "fails": self.failed,
-            "fails only beside others": self.failed_once(BESIDE),
+            "fails only beside others": [*self.failed_once(BESIDE), *self.failed_once(FEW)],
             "fails only sometimes, alone": self.failed_once(ALONE),
         }
 

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from .process import Ended, run_pytest
-from .results import AGAIN, ALONE, BESIDE, Attempt, Results
+from .results import AGAIN, ALONE, BESIDE, FEW, Attempt, Results
 
 #: A test with the mark ``slow`` counts as so many others.
 _SLOW = 8
 
-#: The least work of a process. To start one takes about as long as so many tests.
-_LEAST = 20
+#: The least work of a process. To start one takes about as long as so many tests: CUDA makes contexts one after the
+#: other, each with 32 hardware queues in more than a second.
+_LEAST = 100
 
 #: The most failures that run again. If more tests fail, something is wrong that another run does not explain.
 _MOST_AGAIN = 40
@@ -34,6 +35,7 @@ class Case:
     id: str
     argument: str  #: its id for pytest, with an absolute path
     alone: bool
+    few: bool
     slow: bool
     limit: float | None  #: the seconds of its mark ``timeout``, which only long tests have
 
@@ -60,7 +62,7 @@ class Queue:
 
     def take(self) -> list[Case]:
         """Return the next tests. The less is left, the fewer they are: so all processes end at about the same time."""
-        share = max(_LEAST, self._work / (2 * self._processes))
+        share = max(_LEAST, 0.7 * self._work / self._processes)
         taken: list[Case] = []
         while self._left and share > 0:
             taken.append(self._left.popleft())
@@ -113,12 +115,24 @@ class Run:
     async def all(self, files: Sequence[Path]) -> None:
         """Run the tests of these files: beside others, alone, and those that failed again alone."""
         tests = await self._collect(files)
-        queue = Queue((test for test in tests if not test.alone), self._processes)
         by_id = {test.id: test for test in tests}
 
-        async def work() -> None:
-            while chunk := queue.take():
-                await self._run(BESIDE, chunk)
+        async def side_by_side(part: str, of_part: Iterable[Case], processes: int) -> None:
+            queue = Queue(of_part, processes)
+
+            async def work() -> None:
+                while chunk := queue.take():
+                    await self._run(part, chunk)
+
+            await self._together(work for _ in range(processes))
+
+        async def beside() -> None:
+            shared = (test for test in tests if not test.alone and not test.few)
+            await side_by_side(BESIDE, shared, self._processes)
+
+        async def few() -> None:
+            shared = (test for test in tests if test.few and not test.alone)
+            await side_by_side(FEW, shared, max(1, self._processes // 4))
 
         async def alone() -> None:
             for _, group in itertools.groupby((test for test in tests if test.alone), lambda test: test.file):
@@ -128,7 +142,8 @@ class Run:
             for test in [by_id[test] for test in self._results.failed if test in by_id][:_MOST_AGAIN]:
                 await self._run(AGAIN, [test])
 
-        await self._part(BESIDE, lambda: self._together(work for _ in range(self._processes)))
+        await self._part(BESIDE, beside)
+        await self._part(FEW, few)
         await self._part(ALONE, alone)
         await self._part(AGAIN, again)
         self._results.complete = True
