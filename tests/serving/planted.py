@@ -11,8 +11,8 @@ BUGS = [
         "cancelled-in-a-batch",
         "A request that was cancelled just before its batch began is part of the batch.",
         "_batch.py",
-        "            if request.waits(now):\n                left.append(request)\n",
-        "            if request.waits(now) or request.done:\n                left.append(request)\n",
+        "[request for request in self.requests if request.waits(now)]\n",
+        "[request for request in self.requests if request.waits(now) or request.done]\n",
     ),
     Bug(
         "outcome-twice",
@@ -39,7 +39,7 @@ BUGS = [
         "expired-at-the-batch",
         "A deadline passes only when a batch ends.",
         "_batcher.py",
-        "            request.expire_by(loop.call_at(now + deadline, self._expire, request, context=self._context))\n",
+        "            self._deadlines.add(request, now + deadline)\n",
         "            pass\n",
     ),
     Bug(

@@ -8,6 +8,7 @@ import contextvars
 import dataclasses
 import gc
 import inspect
+import itertools
 import sys
 import threading
 import weakref
@@ -433,6 +434,42 @@ async def test_request_whose_deadline_passed_while_the_loop_was_blocked_is_in_no
         with pytest.raises(DeadlineError):
             await quickly(two)
         assert batcher.statistics().sizes == {1: 1}
+
+
+async def test_expired_requests_leave_the_queue_256_in_an_iteration() -> None:
+    async with MicroBatcher(doubled, max_batch_size=8, batch_wait_timeout_s=0, max_queued_requests=2000) as batcher:
+        late = [batcher.submit_nowait(item, deadline_s=0.0) for item in range(1000)]
+        request = batcher.submit_nowait(21)
+        queued = [batcher.statistics().queued]
+        while queued[-1]:
+            await asyncio.sleep(0)
+            queued.append(batcher.statistics().queued)
+        # Both the batch that begins and the timer of the deadlines remove so many.
+        assert all(0 < before - after <= 512 for before, after in itertools.pairwise(queued))
+        assert await quickly(request) == 42
+        assert {type(one) for one in await outcomes(late)} == {DeadlineError}
+        assert batcher.statistics().sizes == {1: 1}
+
+
+async def test_close_waits_for_requests_that_have_expired_and_are_in_no_batch() -> None:
+    batcher = MicroBatcher(doubled, max_batch_size=2000, batch_wait_timeout_s=0, max_queued_requests=2000)
+    async with batcher:
+        late = [batcher.submit_nowait(item, deadline_s=0.0) for item in range(1000)]
+    assert all(isinstance(request.exception(), DeadlineError) for request in late)
+    assert batcher.statistics().missed_deadlines == 1000
+
+
+async def test_answered_requests_with_a_far_deadline_leave_nothing() -> None:
+    async with MicroBatcher(doubled, max_batch_size=4, batch_wait_timeout_s=0) as batcher:
+        held = batcher.submit_nowait(1, deadline_s=3600.0)
+        for _ in range(300):
+            await outcomes([batcher.submit_nowait(item, deadline_s=3600.0) for item in range(4)])
+        assert await held == 2
+        first = batcher.submit_nowait(1, deadline_s=3600.0)
+        assert batcher._deadlines is not None
+        assert len(list(batcher._deadlines)) <= 4
+        assert len(batcher._deadlines._order) <= 72
+        assert await first == 2
 
 
 async def test_full_queue_refuses_immediately() -> None:

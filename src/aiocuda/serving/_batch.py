@@ -205,19 +205,12 @@ class RunningBatch:
                 labels[request.label] = None
         return ", ".join(labels) or None
 
-    def drop_ended(self, now: float) -> list[Request]:
-        """Drop the requests that have an outcome, or whose deadline has passed. Return the latter ones."""
-        left: list[Request] = []
-        expired: list[Request] = []
-        for request in self.requests:
-            if request.waits(now):
-                left.append(request)
-            elif not request.done:
-                expired.append(request)
+    def drop_ended(self, now: float) -> None:
+        """Drop the requests that have an outcome, or whose deadline has passed."""
+        left = [request for request in self.requests if request.waits(now)]
         if len(left) < len(self.requests):
             self.requests = left
             self.weight = sum(request.weight for request in left)
-        return expired
 
     def remaining(self, now: float) -> float:
         """Return the predicted seconds until it ends."""

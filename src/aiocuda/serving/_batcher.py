@@ -24,6 +24,7 @@ from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTi
 from ..lowlevel import resources_of
 from ._admission import Admission, BatchTimes
 from ._batch import Batch, BatchHooks, RunningBatch
+from ._deadlines import Deadlines
 from ._errors import OverloadedError
 from ._options import BatcherOptions, checked_rank
 from ._places import Place, Places
@@ -131,6 +132,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._places: Places | None = None
         self._fault_watch: FaultWatch | None = None
         self._delivery: Delivery | None = None
+        self._deadlines: Deadlines | None = None
         self._timer: asyncio.Handle | None = None  # for the earliest request
         #: Returns the seconds that running batches have to end.
         self._drain_time: Callable[[], float] = (
@@ -215,7 +217,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         request = Request(self._requests, item, weight, rank, now, deadline, future, LABEL.get(), context)
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
-            request.expire_by(loop.call_at(now + deadline, self._expire, request, context=self._context))
+            assert self._deadlines is not None  # the batcher was entered
+            self._deadlines.add(request, now + deadline)
         queue.add(request)
         if len(self._running) < options.max_concurrent_batches:
             if queue.weight >= options.max_batch_size:
@@ -265,17 +268,11 @@ class MicroBatcher(Owner, Generic[Item, Result]):
                 deadline_s=deadline, predicted_s=predicted,
             )  # fmt: skip
 
-    def _expire(self, request: Request) -> None:
-        """Fail a request whose deadline has passed."""
-        self._queue.remove(request)
-        deadline = request.deadline
-        error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
-        if request.fail(error, "expired"):
-            self._meter.missed_deadlines += 1
-
     def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
         request.end()
+        if request.deadline is not None and self._deadlines is not None:
+            self._deadlines.remove(request)
         if future.cancelled():
             self._meter.cancelled += 1
             self._queue.remove(request)
@@ -318,20 +315,20 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             while queue.weight and len(self._running) < options.max_concurrent_batches:
                 is_full = queue.weight >= options.max_batch_size
                 if is_full or self._closing or max(now, due) >= queue.earliest.arrived + options.batch_wait_timeout_s:
-                    self._begin(now, loop)
+                    if not self._begin(now, loop) and queue.weight:
+                        self._timer = loop.call_soon(self._advance, context=self._context)
+                        break
                 else:
                     self._set_timer(loop)
                     break
         finally:
             self._is_advancing = False
 
-    def _begin(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin a batch of the requests that are served first, unless all of them have ended."""
-        requests, weight, expired = self._queue.take(self._options.max_batch_size, now)
-        for request in expired:  # their timers are late, because the loop was blocked
-            self._expire(request)
+    def _begin(self, now: float, loop: asyncio.AbstractEventLoop) -> bool:
+        """Begin a batch of the requests that are served first. Return False if all of them have ended."""
+        requests, weight = self._queue.take(self._options.max_batch_size, now)
         if not requests:
-            return
+            return False
         running = RunningBatch(self._batches, requests, weight, now, self._times.predicted(weight))
         self._batches += 1
         self._meter.begin(requests, now)
@@ -340,6 +337,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         task = loop.create_task(self._run(running), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._task_ended, running), context=self._context)
+        return True
 
     async def _run(self, running: RunningBatch) -> None:
         """Call the function for a batch, give each request its outcome, and begin the next batches."""
@@ -385,8 +383,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         assert loop is not None
         assert places is not None
         began = loop.time()
-        for request in running.drop_ended(began):  # since the batch was formed
-            self._expire(request)
+        running.drop_ended(began)  # since the batch was formed
         if not running.requests:
             return []
         fault = self._find_fault()
@@ -477,6 +474,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
+        self._deadlines = Deadlines(self._loop, self._queue, self._meter, self._context)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -531,7 +529,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
     async def _answered(self) -> None:
         """Wait until each request has its outcome. There are no new ones."""
-        requests = itertools.chain(*(batch.requests for batch in self._running), self._queue)
+        # A request that is about to expire may be in no batch, and not in the queue.
+        requests = itertools.chain(*(batch.requests for batch in self._running), self._queue, self._deadlines or ())
         for future in [request.future for request in requests]:
             if future is not None and not future.done():
                 await asyncio.wait({future})  # one at a time: to wait for 100 000 takes 60 ms of one iteration

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+from .._base._wakeups import MOST_WOKEN
 from ..completion import Outcome
 from ..coordination._node import PRIORITIES
 from ..coordination._ready_queue import ReadyQueue
@@ -45,8 +46,8 @@ class Request:
         What has become of it, unless its future is cancelled.
     """
 
-    __slots__ = ("_timer", "arrived", "batch", "context", "deadline", "future", "id", "item", "label", "outcome",
-                 "rank", "waited", "weight")  # fmt: skip
+    __slots__ = ("arrived", "batch", "context", "deadline", "future", "id", "item", "label", "outcome", "rank",
+                 "waited", "weight")  # fmt: skip
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
@@ -64,7 +65,6 @@ class Request:
         self.waited: float | None = None
         self.batch: int | None = None
         self.outcome: Outcome = "answered"
-        self._timer: asyncio.TimerHandle | None = None  # expires the request at its deadline
 
     @property
     def done(self) -> bool:
@@ -76,15 +76,9 @@ class Request:
         future, deadline = self.future, self.deadline
         return future is not None and not future.done() and (deadline is None or now < self.arrived + deadline)
 
-    def expire_by(self, timer: asyncio.TimerHandle) -> None:
-        """Have a timer that expires the request at its deadline."""
-        self._timer = timer
-
     def end(self) -> None:
-        """Release the future and the timer: the request has its outcome."""
+        """Release the future: the request has its outcome."""
         self.future = None
-        if self._timer is not None:
-            self._timer.cancel()
 
     def resolve(self, result: Any) -> bool:
         """Set the result; False if the request has another outcome already."""
@@ -156,16 +150,16 @@ class RequestQueue:
         self.weight -= request.weight
         return True
 
-    def take(self, limit: int, now: float) -> tuple[list[Request], int, list[Request]]:
-        """Remove the requests of the next batch; return these, their weight, and requests that have expired.
+    def take(self, limit: int, now: float) -> tuple[list[Request], int]:
+        """Remove the requests of the next batch; return these, and their weight.
 
         The batch weighs at most ``limit``. A request that does not fit ends it: no later one is served before that.
-        Requests that have an outcome, and those that have expired, are in no batch.
+        Requests that have an outcome, and those that have expired, are in no batch: `Deadlines` fails the latter. After
+        256 of them it returns, with no request if none of the others was before them.
         """
         taken: list[Request] = []
-        expired: list[Request] = []
-        weight = 0
-        while self.weight:
+        weight = dropped = 0
+        while self.weight and dropped < MOST_WOKEN:
             request = self._by_priority.first
             served = request.waits(now)
             if served and weight + request.weight > limit:
@@ -176,9 +170,9 @@ class RequestQueue:
                 taken.append(request)
                 if self.weight:
                     self._count_overtaking(request)
-            elif not request.done:
-                expired.append(request)
-        return taken, weight, expired
+            else:
+                dropped += 1
+        return taken, weight
 
     def _count_overtaking(self, request: Request) -> None:
         """Count that a request is served before those that wait."""
