@@ -15,7 +15,7 @@ import pytest
 from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import Cluster, DeadlineError, RemoteError, ReplicaHandle, ReplicaLostError
 from tests.cluster.conftest import Opener
-from tests.cluster.things import Failing, Model, NeedsAnotherCluster, Service, Uncopyable, Unloadable
+from tests.cluster.things import Failing, Kept, Model, NeedsAnotherCluster, Service, Uncopyable, Unloadable
 from tests.helpers import PATIENCE, quickly, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -63,6 +63,15 @@ async def test_calls(opened: Opener, tmp_path: Path) -> None:
         await handle.call("echo", 1)
     with pytest.raises(ClosedError, match="this cluster has been closed: open another one"):
         await cluster.spawn(Service)
+
+
+@pytest.mark.parametrize("method", ["plain", "coroutine"])
+async def test_an_array_that_the_object_writes_again_is_not_in_an_earlier_result(opened: Opener, method: str) -> None:
+    async with opened(1) as cluster:
+        handle = await cluster.spawn(Kept)
+        returned = await asyncio.gather(*(handle.call(method, number) for number in range(100)))
+        assert [each.tolist() for each in returned] == [[number] * 20_000 for number in range(100)]
+        assert all(each.flags.writeable for each in returned)
 
 
 async def results(handle: ReplicaHandle) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 
-from aiocuda.cluster._messages import ANY_EPOCH, Body, Create, Destroy, Leave, Packet, Reply, Request
+from aiocuda.cluster._messages import ANY_EPOCH, Body, Create, Destroy, Leave, Packet, Reply, Request, Run
 from aiocuda.cluster._served_object import ReplicaInfo
 from aiocuda.cluster._server import ReplicaServer
 from aiocuda.errors import ClosedError
 from tests.cluster.simulated_engine import InlineLoop
+from tests.cluster.things import KINDS, Kept
 
 LEFT: list[int] = []
 
@@ -63,3 +66,45 @@ def test_a_request_just_after_the_end_leaves_no_coroutine() -> None:
 
     with asyncio.Runner(loop_factory=InlineLoop) as runner:
         runner.run(main())
+
+
+async def results(methods: list[str], *arguments: Any) -> list[Packet]:
+    """Return the replies to calls of a `Kept`, which are requested at once: the n-th one with the number n."""
+    server = ReplicaServer(ReplicaInfo(0, 1, 1), pickle.dumps)
+    assert (await answer(server, Create(1, pickle.dumps((Kept, ()))))).failure is None
+    calls = [
+        server.submit(Packet(Request(1, Run(number, 1, method, pickle.dumps((number, *arguments))))))
+        for number, method in enumerate(methods)
+    ]
+    replies = [await call for call in calls]
+    await answer(server, Leave())
+    return replies
+
+
+def value_of(packet: Packet) -> Any:
+    reply: Reply = packet.message
+    assert reply.failure is None, reply.failure.trace
+    assert reply.result is not None
+    return packet.load(reply.result)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["plain", "coroutine", "awaitable"])
+def test_an_array_that_the_object_writes_again_is_not_in_an_earlier_reply(method: str, kind: str) -> None:
+    replies = asyncio.run(results([method] * 50, kind))
+    for number, reply in enumerate(replies):
+        assert (KINDS[kind](value_of(reply)) == number).all()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("method", ["fresh", "fresh_coroutine"])
+def test_an_array_that_has_no_other_user_is_not_copied(method: str, nested: bool) -> None:
+    (reply,) = asyncio.run(results([method], nested))
+    (buffer,) = reply.buffers
+    assert isinstance(buffer.obj, np.ndarray)
+
+
+def test_bytes_are_not_copied() -> None:
+    (reply,) = asyncio.run(results(["constant"]))
+    (buffer,) = reply.buffers
+    assert isinstance(buffer.obj, bytes)

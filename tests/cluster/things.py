@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import pickle
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -16,7 +19,10 @@ import aiocuda
 from aiocuda import Kernel
 from aiocuda.cluster import ReplicaLostError, current_replica
 
-__all__ = ["Failing", "Model", "NeedsAnotherCluster", "Recorder", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
+__all__ = [
+    "KINDS", "Failing", "Kept", "Model", "NeedsAnotherCluster", "Recorder", "Result", "Service", "Uncopyable",
+    "Unloadable", "Unpicklable",
+]  # fmt: skip
 
 
 def _poke() -> None:
@@ -235,3 +241,69 @@ class Recorder(Model):
             file.write(f"{number}\n")
         await asyncio.sleep(seconds)
         return number
+
+
+@dataclasses.dataclass
+class Result:
+    """A result that has an array."""
+
+    rows: npt.NDArray[Any]
+
+
+#: The forms in which a `Kept` returns its array, with functions that return the array of such a result.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "array": lambda result: result,
+    "view": lambda result: result,
+    "read-only": lambda result: result,
+    "dict": lambda result: result["rows"],
+    "kept dict": lambda result: result["rows"],
+    "dataclass": lambda result: result.rows,
+    "list": lambda result: result[1][0],
+    "buffer": np.frombuffer,
+}
+
+
+class Kept:
+    """A class that writes each result into the same array."""
+
+    def __init__(self) -> None:
+        self._out = np.zeros(20_000)
+        self._kept = {"rows": np.zeros(20_000)}
+        self._constant = pickle.PickleBuffer(bytes(20_000))
+
+    def plain(self, number: float, kind: str = "array") -> Any:
+        out = self._out
+        out[:] = number
+        if kind == "view":
+            return out[1:]
+        if kind == "read-only":
+            view = out.view()
+            view.flags.writeable = False
+            return view
+        if kind == "dict":
+            return {"rows": out}
+        if kind == "kept dict":
+            self._kept["rows"][:] = number
+            return self._kept
+        if kind == "dataclass":
+            return Result(out)
+        if kind == "list":
+            return [number, [out]]
+        return pickle.PickleBuffer(out.data) if kind == "buffer" else out
+
+    async def coroutine(self, number: float, kind: str = "array") -> Any:
+        await asyncio.sleep(0)
+        return self.plain(number, kind)
+
+    def awaitable(self, number: float, kind: str = "array") -> Awaitable[Any]:
+        return self.coroutine(number, kind)
+
+    def fresh(self, number: float, nested: bool) -> Any:
+        array = np.full(20_000, number)
+        return {"rows": Result(array)} if nested else array
+
+    async def fresh_coroutine(self, number: float, nested: bool) -> Any:
+        return self.fresh(number, nested)
+
+    def constant(self, number: float) -> Any:
+        return self._constant

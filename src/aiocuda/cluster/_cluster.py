@@ -155,8 +155,9 @@ class ReplicaHandle(ProcessLocal):
 
         Coroutine methods of a replica run on its loop, any number at a time. Plain methods run on one thread of their
         object, one after the other. Arguments and results are pickled; the bytes of arrays are sent from the arrays'
-        own memory, so they must not change before the reply has arrived. The time of the call is predicted by the mean
-        of the measured times of the method.
+        own memory, so arguments must not change before the reply has arrived. A result is pickled before the next call
+        begins, and an array that the object keeps is copied then. The time of the call is predicted by the mean of the
+        measured times of the method.
 
         While no replica runs and at least one is being restarted, the call waits for it.
 

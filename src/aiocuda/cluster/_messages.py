@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from .._processes._failures import Failure
 from .._processes._messages import PROTOCOL, Buffer
@@ -13,7 +16,7 @@ from ..errors import AiocudaError
 
 __all__ = [
     "ANY_EPOCH", "Body", "Cancel", "Create", "Destroy", "Leave", "Packet", "Pickler", "Probe", "RemoteError", "Reply",
-    "Request", "Run", "Watch", "exception_of", "pack",
+    "Request", "Run", "Watch", "exception_of", "pack", "pack_own",
 ]  # fmt: skip
 
 #: The epoch of a request to all replicas, which each of them answers.
@@ -101,6 +104,36 @@ def pack(value: Any, dumps: Pickler = pickle.dumps) -> tuple[bytes, list[memoryv
     buffers: list[Buffer] = []
     data = dumps(value, protocol=PROTOCOL, buffer_callback=buffers.append)
     return data, [buffer.raw() for buffer in buffers]
+
+
+def pack_own(values: list[Any], dumps: Pickler = pickle.dumps) -> tuple[bytes, list[memoryview]]:
+    """Take the last value of a list, and return it like `pack`, in memory that no code of the program writes to.
+
+    A large buffer is copied, unless it cannot change, or is the array's own and the array has no other user. The value
+    is in a list so that the caller does not count as a user.
+    """
+    buffers: list[Buffer] = []
+    data = dumps(values.pop(), protocol=PROTOCOL, buffer_callback=buffers.append)
+    return data, [buffer.raw() if _is_alone(buffer) else memoryview(bytearray(buffer.raw())) for buffer in buffers]
+
+
+def _is_alone(buffer: Buffer) -> bool:
+    """True if nothing can write to a buffer."""
+    with memoryview(buffer) as view:
+        if isinstance(view.obj, bytes):
+            return True
+        own = isinstance(view.obj, np.ndarray) and view.obj.flags.owndata
+    return own and _references(buffer) == _ALONE
+
+
+def _references(buffer: Buffer) -> int:
+    """Return the number of references to the object of a buffer. This function has some of them."""
+    with memoryview(buffer) as view:
+        return sys.getrefcount(view.obj)
+
+
+#: `_references` of an array that has no other user. Versions of Python count differently.
+_ALONE = _references(Buffer(np.empty(1)))  # type: ignore[arg-type]
 
 
 class RemoteError(AiocudaError, RuntimeError):

@@ -9,13 +9,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from .._base._checks import is_coroutine_function
 from .._base._user_code import call
 from ..errors import ClosedError, InvalidTypeError
 
 __all__ = ["CURRENT", "ReplicaInfo", "ServedObject", "current_replica"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,16 +100,20 @@ class ServedObject:
         if self._failure is not None:
             raise self._failure
 
-    async def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Run a method, and return its result."""
+    async def run(self, method: str, arguments: tuple[Any, ...], pack: Callable[[list[Any]], T]) -> T:
+        """Run a method, and return its result as packed by ``pack``, which takes it from a list.
+
+        It is packed before the next call of a plain method begins, and before another coroutine runs: they may write to
+        an array that was returned.
+        """
         await self.created()
         if self._left.done():
             raise ClosedError("the object of this call has been left")
         function = self._method(method)
         if is_coroutine_function(function):
-            return await function(*arguments)
-        result = await self._on_thread(function, *arguments)
-        return await result if inspect.isawaitable(result) else result
+            return pack([await function(*arguments)])
+        outcome = await self._on_thread(_run_plain, function, arguments, pack)
+        return pack([await outcome]) if inspect.isawaitable(outcome) else outcome
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Return a method of the object. Raise an error that lists its methods if there is none of this name."""
@@ -135,3 +141,9 @@ class ServedObject:
         await asyncio.wait({self._task})
         if was_entered and self._failure is not None:
             raise self._failure
+
+
+def _run_plain(function: Callable[..., Any], arguments: tuple[Any, ...], pack: Callable[[list[Any]], T]) -> Any:
+    """Call a plain method, and return its packed result, or the awaitable that it has returned."""
+    values = [function(*arguments)]
+    return values[0] if inspect.isawaitable(values[0]) else pack(values)

@@ -27,7 +27,7 @@ from ._messages import (
     Request,
     Run,
     Watch,
-    pack,
+    pack_own,
 )
 from ._served_object import CURRENT, ReplicaInfo, ServedObject
 
@@ -67,7 +67,7 @@ class ReplicaServer:
     ----------
     info
     dumps
-        Pickles results: that of the engine.
+        Pickles results, on the loop or on the thread of an object: that of the engine.
     """
 
     def __init__(self, info: ReplicaInfo, dumps: Pickler) -> None:
@@ -170,9 +170,9 @@ class ReplicaServer:
         began = time.perf_counter()
         try:
             served = self._object(body.number)
-            result = await served.run(body.method, packet.load(body.arguments))
+            pack = functools.partial(self._pack, body.method)
+            data, buffers = await served.run(body.method, packet.load(body.arguments), pack)
             seconds = time.perf_counter() - began
-            data, buffers = self._packed(result, body.method)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             seconds = time.perf_counter() - began
             task = asyncio.current_task()
@@ -182,11 +182,11 @@ class ReplicaServer:
             return Packet(self._failed(error, seconds))
         return Packet(Reply(self.info.epoch, data, seconds=seconds), buffers)
 
-    def _packed(self, result: Any, method: str) -> tuple[bytes, Any]:
+    def _pack(self, method: str, values: list[Any]) -> tuple[bytes, list[memoryview]]:
+        kind = type(values[0]).__name__
         try:
-            return pack(result, self._dumps)
+            return pack_own(values, self._dumps)
         except Exception as error:
-            kind = type(result).__name__
             text = (
                 f"the result of {method!r}, of type {kind}, cannot be pickled: {text_of(error)}. Return arrays of the "
                 "host, and lists instead of generators"
