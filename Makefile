@@ -4,8 +4,8 @@
 #   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak; those marked python_core with the core in Python
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
-#                 one by one; some tests with the lowest versions of the requirements; and those of core, completion,
-#                 stream and memory with the other form of the core
+#                 one by one; some tests with the lowest versions of the requirements, and with the loaders of others;
+#                 and those of core, completion, stream and memory with the other form of the core
 #   make test-pythons
 #                 run the fast tests, and those of Ctrl-C, on each python3.N that starts here; PYTHONS="…" adds others by path
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
@@ -37,6 +37,7 @@ MYPY_ELSEWHERE := $(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silen
 WHEELS := $(abspath $(VENV))/aiocuda-wheels
 OTHER := $(abspath $(VENV))/aiocuda-other-python
 LOWEST := $(abspath $(VENV))/aiocuda-lowest
+LOADERS := $(abspath $(VENV))/aiocuda-loaders
 IN_TWO := -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -70,6 +71,7 @@ test: core
 slow: core
 	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lowest $(LOWEST))
+	$(if $(ARGS),,$(BIN)/python -m tests.other_loaders $(LOADERS))
 	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
 

@@ -83,7 +83,7 @@ def prepare(place: Path, command: str, requirements: list[str]) -> str | None:
         return None
     if re.search(r"connection broken by|from versions: none", done.stderr):
         return f"no package index answers: {done.stderr.strip().splitlines()[-1]}"
-    raise SystemExit(f"the lowest versions cannot be installed:\n{done.stderr.strip()[-2000:]}")
+    raise SystemExit(f"the requirements cannot be installed:\n{done.stderr.strip()[-2000:]}")
 
 
 def run(place: Path) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -353,8 +353,11 @@ class _StreamBatches:
 class StreamReader:
     """The batches of an iterable. A thread calls `read`, which may block."""
 
-    def __init__(self, source: Iterable[Any], order: Order) -> None:
+    def __init__(
+        self, source: Iterable[Any], order: Order, iterate: Callable[[Iterable[Any]], Iterator[Any]] = iter
+    ) -> None:
         self._source = source
+        self._iterate = iterate
         self._iterator: Iterator[Any] | None = None
         self._batches = _StreamBatches(order)
         self._index = 0
@@ -371,7 +374,7 @@ class StreamReader:
         try:
             while not self._plans and not self._ended:
                 if self._iterator is None:
-                    self._iterator = call(iter, self._source)
+                    self._iterator = call(self._iterate, self._source)
                 try:
                     sample = next(self._iterator)
                 except StopIteration:
@@ -401,8 +404,15 @@ class StreamReader:
 class AsyncReader:
     """The batches of an asynchronous iterable. While its code runs, the task is inside the scope of the loader."""
 
-    def __init__(self, source: AsyncIterable[Any], order: Order, scope: Scope) -> None:
+    def __init__(
+        self,
+        source: AsyncIterable[Any],
+        order: Order,
+        scope: Scope,
+        iterate: Callable[[AsyncIterable[Any]], AsyncIterator[Any]] = aiter,
+    ) -> None:
         self._source = source
+        self._iterate = iterate
         self._iterator: AsyncIterator[Any] | None = None
         self._batches = _StreamBatches(order)
         self._index = 0
@@ -429,7 +439,7 @@ class AsyncReader:
     async def _read(self) -> None:
         while not self._plans and not self._ended:
             if self._iterator is None:
-                self._iterator = call(aiter, self._source)
+                self._iterator = call(self._iterate, self._source)
             try:
                 sample = await anext(self._iterator)
             except StopAsyncIteration:

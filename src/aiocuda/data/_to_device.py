@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from ..errors import (
 from ..lowlevel import as_source, owned, resources_of
 from ..stream import Stream
 from ._batch import Batch, Delivery
+from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._threads import LoaderThreads
 from ._upload import BatchUpload, parts_of
@@ -59,8 +61,8 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
     ----------
     source
         Any iterable, which a thread reads, or an asynchronous iterable, which the loop reads. Each ``async for``
-        iterates it anew; see `DeviceBatches` for a source that is an iterator. It is read ``depth`` batches ahead: if
-        it has a state, this state is ahead of the batches that were delivered.
+        iterates it anew; see `DeviceBatches` for a source that is an iterator, or has a state. It is read ``depth``
+        batches ahead: `DeviceBatches.state_dict` is its state without them.
     device
     depth
         The number of batches that are read, uploaded or ready while the consumer has one.
@@ -81,12 +83,21 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
 class _Loading:
     """A batch on its way."""
 
-    __slots__ = ("error", "number", "upload")
+    __slots__ = ("error", "number", "state", "upload")
 
-    def __init__(self, number: int, upload: BatchUpload | None, error: BaseException | None) -> None:
+    def __init__(self, number: int, upload: BatchUpload | None, error: BaseException | None, state: Any) -> None:
         self.number = number
         self.upload = upload
         self.error = error
+        self.state = state  # of the source after the batch
+
+
+class _Item(NamedTuple):
+    """What has been read from the source."""
+
+    number: int
+    parts: dict[Any, Any] | None  #: the arrays of a batch by name; None at the end
+    state: Any  #: of the source after it
 
 
 class DeviceBatches(Owner, AsyncIterable[Batch]):
@@ -96,6 +107,11 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
     iterator has one start only: after ``break``, the next ``async for`` goes on after the last delivered batch, and
     after its end the next one raises `InvalidArgumentError`. ``anext(batches)`` is the next batch of the iteration that
     is running; if there is none, it begins one, and the next ``async for`` goes on with it.
+
+    A source has a state if it, or its iterator, has the methods ``state_dict`` and ``load_state_dict``, as PyTorch's
+    ``StatefulDataLoader``, or ``get_state`` and ``set_state``, as Grain's iterators. Its state is copied after each
+    batch. After ``break`` or a failure it is set back, and the next ``async for`` goes on after the last delivered
+    batch. The end of the block sets it back, too.
 
     ``async with`` ends the thread that reads the source and closes the streams; the end of the source does so, too.
     """
@@ -112,6 +128,8 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
         self._pass: SourcePass | None = None  # the newest one
+        self._loaded: Any = UNKNOWN  # the state of the source with which the next pass begins
+        self._after: Any = UNKNOWN  # the state at the end of the pass before
         self._requesting = False
         self._made_at = SourceLine.of_caller()
 
@@ -173,8 +191,9 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         return self._pass
 
     def _begin(self, *, is_first: bool) -> SourcePass:
+        state, self._loaded = SourceState(self._source, self._loaded), UNKNOWN
         return SourcePass(
-            self._source, self._kind, self.device, self._depth, self._made_at, self._scope, is_first=is_first
+            self._source, self._kind, self.device, self._depth, self._made_at, self._scope, state, is_first=is_first
         )
 
     async def pass_for_new_iteration(self) -> SourcePass:
@@ -183,6 +202,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         if not newest.goes_on:
             await newest.aclose()
             self._check_open()
+            self._after, self._loaded = newest.state.after, newest.state.start_of_next
             newest = self._pass = self._begin(is_first=False)
         newest.join()
         return newest
@@ -197,6 +217,55 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             "this iteration has ended, since another `async for` over the same batches was begun: call to_device(…) "
             "twice for two at a time"
         )
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Any:
+        """Return the state of the source after the batches that were delivered, the one in hand included.
+
+        It is a copy of the state that ``state_dict()`` of the source has returned then, or ``get_state()``; or those of
+        its iterator. The source itself takes it, too: batches that were read ahead are not in it. If the iterator has
+        the state, a state that is taken after the last batch has an empty rest.
+
+        Raises
+        ------
+        InvalidTypeError
+            Neither the source nor its iterator has a state.
+        BusyError
+            The source is being iterated for the first time, and none of its batches was delivered.
+        """
+        newest = self._pass
+        for found in (UNKNOWN if newest is None else newest.state.after, self._loaded, self._after):
+            if found is not UNKNOWN:
+                return copy.deepcopy(found)
+        state = SourceState(self._source) if newest is None else newest.state
+        found = UNKNOWN
+        if newest is None:  # nothing reads the source now
+            found = state.take()
+            if found is UNKNOWN:
+                state.iterate(aiter if self._kind == "async" else iter)
+                found = state.after
+        elif not state.has_begun:
+            raise BusyError("the source of these batches is being opened: take its state after the first batch")
+        if found is UNKNOWN:
+            raise state.error()
+        return found
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on after the batches of a state of `state_dict`, or of the source itself.
+
+        The source gets it when the first batch is requested. A state of the last batch has an empty rest: the first
+        ``async for`` delivers no batch. If the source has no state, the first request raises `InvalidTypeError`.
+
+        Raises
+        ------
+        BusyError
+            The source is being iterated.
+        """
+        self._check_open()
+        if self._pass is not None and not self._pass.ended:
+            raise BusyError("the source of these batches is being iterated: load a state before the first batch")
+        self._loaded, self._pass = copy.deepcopy(state), None
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -266,28 +335,33 @@ class SourcePass(Owner):
     ----------
     ended : bool
         True after the last batch, or after a failure.
+    state : SourceState
     """
 
     def __init__(
-        self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, batches: Scope, *,
-        is_first: bool,
+        self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, batches: Scope,
+        state: SourceState, *, is_first: bool,
     ) -> None:  # fmt: skip
         self.ended = False
+        self.state = state
         self._is_iterated = False
         self._source = source
-        self._reader = (
-            AsyncReader(source, _ONE_BY_ONE, batches) if kind == "async" else StreamReader(source, _ONE_BY_ONE)
-        )
+        self._reader: AsyncReader | StreamReader
+        if kind == "async":
+            self._reader = AsyncReader(source, _ONE_BY_ONE, batches, lambda _: state.iterate(aiter))
+        else:
+            self._reader = StreamReader(source, _ONE_BY_ONE, lambda _: state.iterate(iter))
         self._device = device
         self._depth = depth
         self._made_at = made_at
-        self._may_be_empty = is_first and not _is_finished(source)
+        self._may_be_empty = state.after is not UNKNOWN or (is_first and not _is_finished(source))
         self._threads: LoaderThreads | None = None
         streams = self._streams = list[Stream]()
         self._loading: deque[_Loading] = deque()
         self._is_reading = False
         self._read_task: asyncio.Task[None] | None = None
         self._exhausted = False
+        self._end_state: Any = UNKNOWN  # of the source after the last batch
         self._waiter: asyncio.Future[None] | None = None
         self._batches = batches
         self._scope = Scope("this iteration", "", "begin another one", drain_seconds=unlimited)
@@ -314,10 +388,12 @@ class SourcePass(Owner):
                 loading = self._loaded()
                 if loading is not None:
                     self._may_be_empty = True
+                    self.state.deliver(loading.state)
                     self._fill()
                     return loading
                 if self._exhausted and not self._loading:
                     self._check_empty()
+                    self.state.deliver(self._end_state, is_end=True)
                     break
                 self._waiter = asyncio.get_running_loop().create_future()
                 try:
@@ -377,11 +453,12 @@ class SourcePass(Owner):
         if self._threads is None:
             jobs = resources_of(self._device).open_reactor().jobs
             self._threads = LoaderThreads(jobs, "aiocuda-to-device", 1)
-        self._threads.start(partial(_read, self._reader), self._read)
+        self._threads.start(partial(_read, self._reader, self.state), self._read)
 
     async def _await_source(self, reader: AsyncReader) -> None:
         try:
-            self._read(call(_parts, await reader.read()), None)
+            plan = await reader.read()
+            self._read(call(_item, plan, self.state), None)
         except asyncio.CancelledError as caught:
             if self._scope.closing:
                 raise
@@ -393,21 +470,23 @@ class SourcePass(Owner):
             if isinstance(error, LEAVES_LOOP):
                 raise
 
-    def _read(self, result: tuple[int, dict[Any, Any]] | None, error: BaseException | None) -> None:
-        """The next batch has been read."""
+    def _read(self, item: _Item | None, error: BaseException | None) -> None:
+        """The next batch has been read, or the end; None after a failure."""
         self._is_reading = False
         if self._scope.closing:
             return
-        if result is None:
+        if item is None:
             self._exhausted = True
-            if error is not None:
-                self._loading.append(_Loading(-1, None, error))
+            self._loading.append(_Loading(-1, None, error, UNKNOWN))
+        elif item.parts is None:
+            self._exhausted = True
+            self._end_state = item.state
         else:
-            self._upload(*result)
+            self._upload(item.number, item.parts, item.state)
             self._fill()
         self.wake()
 
-    def _upload(self, number: int, parts: dict[Any, Any]) -> None:
+    def _upload(self, number: int, parts: dict[Any, Any], state: Any) -> None:
         upload = BatchUpload(self._stream(number))
         try:
             pool = resources_of(self._device).pinned_pool
@@ -415,12 +494,12 @@ class SourcePass(Owner):
         except BaseException as error:
             add_note(error, f"in batch {number} of the source, counted from 0")
             self._exhausted = True
-            self._loading.append(_Loading(number, None, error))
+            self._loading.append(_Loading(number, None, error, state))
             if isinstance(error, LEAVES_LOOP):
                 self.wake()
                 raise
         else:
-            self._loading.append(_Loading(number, upload, None))
+            self._loading.append(_Loading(number, upload, None, state))
 
     def _stream(self, number: int) -> Stream:
         """Return the stream of a batch."""
@@ -462,10 +541,13 @@ class SourcePass(Owner):
             await asyncio.wait({self._read_task})
         if isinstance(self._reader, AsyncReader):
             await self._reader.aclose()
+            self.state.set_back()
         elif self._threads is not None:
             try:
                 if await self._threads.settle(seconds):
                     self._threads.start(self._reader.close, _ignore)
+                    if self.state.is_ahead:
+                        await self._set_back(self._threads)
                 else:
                     self._made_at.warn(
                         "the source of to_device() did not return in time: its thread is set aside", DrainTimeoutWarning
@@ -475,6 +557,19 @@ class SourcePass(Owner):
             finally:
                 self._threads.close()
 
+    async def _set_back(self, threads: LoaderThreads) -> None:
+        """Load the state after the delivered batches into the source, on its thread. Raise what that raises."""
+        failures: list[BaseException] = []
+
+        def ended(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                failures.append(error)
+
+        threads.start(self.state.set_back, ended)
+        await threads.settle(resources_of(self._device).deadline.left())
+        if failures:
+            raise failures[0]
+
 
 async def _close(stream: Stream) -> None:
     try:
@@ -483,17 +578,18 @@ async def _close(stream: Stream) -> None:
         pass  # the consumer and every waiter have received it
 
 
-def _read(reader: StreamReader) -> tuple[int, dict[Any, Any]] | None:
-    return _parts(reader.read())
+def _read(reader: StreamReader, state: SourceState) -> _Item:
+    return _item(reader.read(), state)
 
 
-def _parts(plan: BatchPlan | None) -> tuple[int, dict[Any, Any]] | None:
-    """Return the number of a batch, and its arrays by name; None at the end."""
+def _item(plan: BatchPlan | None, state: SourceState) -> _Item:
+    """Return a batch that has been read, or the end, with the state of the source after it."""
+    after = state.take()
     if plan is None:
-        return None
+        return _Item(-1, None, after)
     assert plan.samples is not None
     parts = parts_of(plan.samples[0], "a batch of the source")
-    return plan.number, {name: _plain(part) for name, part in parts.items()}
+    return _Item(plan.number, {name: _plain(part) for name, part in parts.items()}, after)
 
 
 def _plain(value: Any) -> Any:

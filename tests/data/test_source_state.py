@@ -1,0 +1,301 @@
+"""The state of a source of `to_device`: that after the delivered batches, though the source is read ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import BusyError, Device, InvalidTypeError
+from aiocuda.data import DeviceBatches, to_device
+from tests.helpers import LATCH, until
+
+EPOCH = 5
+
+
+class OnSource:
+    """The source has the state: its epoch and its position. It goes on after the state that was loaded."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < EPOCH:
+            self.at += 1
+            yield np.array([10 * self.epoch + self.at])
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class InPlace(OnSource):
+    """It returns the same dictionary each time, and keeps the one that is loaded."""
+
+    def __init__(self) -> None:
+        self.state = {"counts": [0, 0]}
+
+    @property
+    def epoch(self) -> int:
+        return self.state["counts"][0]
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self.state["counts"][0] = value
+
+    @property
+    def at(self) -> int:
+        return self.state["counts"][1]
+
+    @at.setter
+    def at(self, value: int) -> None:
+        self.state["counts"][1] = value
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+class Asynchronous(OnSource):
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in OnSource.__iter__(self):
+            await asyncio.sleep(0)
+            yield each
+
+
+class WithState(Iterator[Any]):
+    """An iterator with a state, by Grain's names."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __next__(self) -> Any:
+        if self.at == EPOCH:
+            raise StopIteration
+        self.at += 1
+        return np.array([self.at])
+
+    def get_state(self) -> Any:
+        return {"next": self.at}
+
+    def set_state(self, state: Any) -> None:
+        self.at = state["next"]
+
+
+class OnIterator:
+    """Each iterator has a state, and the source has none."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return WithState()
+
+
+class OnAsyncIterator:
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return AsyncWithState()
+
+
+class AsyncWithState(AsyncIterator[Any]):
+    def __init__(self) -> None:
+        self._iterator = WithState()
+
+    async def __anext__(self) -> Any:
+        for each in self._iterator:
+            return each
+        raise StopAsyncIteration
+
+    def state_dict(self) -> Any:
+        return self._iterator.get_state()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+
+WITH_STATE: dict[str, Any] = {
+    "on the source": OnSource,
+    "in place": InPlace,
+    "asynchronous": Asynchronous,
+    "on the iterator": OnIterator,
+    "on the asynchronous iterator": OnAsyncIterator,
+}
+EVERY: dict[str, Any] = {**WITH_STATE, "iterator": WithState}
+
+
+def numbers_of(source: Any, epoch: int) -> list[int]:
+    """The items of an epoch."""
+    return [10 * epoch * isinstance(source, OnSource) + at for at in range(1, EPOCH + 1)]
+
+
+async def some(batches: DeviceBatches, most: int = 99) -> list[int]:
+    """The items of the next batches."""
+    found: list[int] = []
+    async for batch in batches:
+        found.append(int((await batch.stream.download(batch[0]))[0]))
+        if len(found) == most:
+            break
+    return found
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", WITH_STATE.values(), ids=WITH_STATE)
+@pytest.mark.parametrize("batches_before", range(2 * EPOCH + 1))
+async def test_a_new_source_goes_on_after_the_delivered_batches(
+    device: Device, source: Any, batches_before: int
+) -> None:
+    """The process ends after so many batches of two epochs."""
+    epochs_before, in_epoch = divmod(batches_before, EPOCH)
+    before: list[int] = []
+    async with to_device(source(), device) as batches:
+        for _ in range(epochs_before):
+            before += await some(batches)
+        if in_epoch:
+            before += await some(batches, in_epoch)
+        saved = pickle.dumps(batches.state_dict())
+    rest: list[int] = []
+    async with to_device(source(), device) as batches:
+        batches.load_state_dict(pickle.loads(saved))
+        while len(before + rest) < 2 * EPOCH:
+            rest += await some(batches)
+    read = source()
+    assert before + rest == numbers_of(read, 0) + numbers_of(read, 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", EVERY.values(), ids=EVERY)
+async def test_a_state_is_that_of_the_source_without_what_was_read_ahead(device: Device, source: Any) -> None:
+    plain = source()
+    iterator = aiter(plain) if hasattr(plain, "__aiter__") else iter(plain)
+    owner: Any = plain if isinstance(plain, (OnSource, WithState)) else iterator
+    take = getattr(owner, "state_dict", None) or owner.get_state
+    expected = [pickle.dumps(take())]
+    for _ in range(EPOCH):
+        await anext(iterator) if hasattr(plain, "__aiter__") else next(iterator)
+        expected.append(pickle.dumps(take()))
+    async with to_device(source(), device) as batches:
+        found = [pickle.dumps(batches.state_dict())]
+        found += [pickle.dumps(batches.state_dict()) async for _ in batches]
+    assert found == expected
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", EVERY.values(), ids=EVERY)
+async def test_after_break_a_source_with_a_state_goes_on(device: Device, source: Any) -> None:
+    async with to_device(source(), device) as batches:
+        assert await some(batches, 2) == [1, 2]
+        assert await some(batches, 1) == [3]
+        assert await some(batches) == [4, 5]
+        if source is not WithState:
+            assert await some(batches) == numbers_of(source(), 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", [OnSource, InPlace, Asynchronous, WithState])
+async def test_the_end_of_a_block_sets_the_source_back(device: Device, source: Any) -> None:
+    read = source()
+    for expected in [1, 2], [3, 4], [5]:
+        async with to_device(read, device) as batches:
+            assert await some(batches, 2) == expected
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_is_cancelled_at_the_start_loses_no_batch(device: Device) -> None:
+    gate, reading = threading.Event(), threading.Event()
+
+    class Waits(OnSource):
+        def __iter__(self) -> Iterator[Any]:
+            reading.set()
+            gate.wait(LATCH)
+            yield from super().__iter__()
+
+    async with to_device(Waits(), device) as batches:
+        request = asyncio.ensure_future(some(batches))
+        await until(reading.is_set)
+        request.cancel()
+        await asyncio.wait({request})
+        assert batches.state_dict() == {"epoch": 0, "at": 0}
+        gate.set()
+        assert await some(batches) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.asyncio
+async def test_after_a_failure_the_batch_is_read_again(device: Device) -> None:
+    class Fails(OnSource):
+        failures = 1
+
+        def __iter__(self) -> Iterator[Any]:
+            for each in super().__iter__():
+                if self.at == 3 and self.failures:
+                    self.failures = 0
+                    raise OSError("the disk was busy")
+                yield each
+
+    batches = to_device(Fails(), device)
+    with pytest.raises(OSError, match="the disk was busy"):
+        await some(batches)
+    assert batches.state_dict() == {"epoch": 0, "at": 2}
+    assert await some(batches) == [3, 4, 5]
+
+
+@pytest.mark.asyncio
+async def test_the_states_that_a_program_gets_and_gives_are_its_own(device: Device) -> None:
+    async with to_device(InPlace(), device) as batches:
+        mine = {"counts": [0, 2]}
+        batches.load_state_dict(mine)
+        mine["counts"][1] = 4
+        batches.state_dict()["counts"][1] = 4
+        assert await some(batches, 1) == [3]
+        batches.state_dict()["counts"][1] = 0
+        assert await some(batches) == [4, 5]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "source", [lambda: [np.zeros(1)], lambda: iter([np.zeros(1)]), lambda: (np.zeros(1) for _ in range(1))]
+)
+async def test_a_source_without_a_state(device: Device, source: Any) -> None:
+    message = "has no state: neither it nor its iterator has the methods state_dict and load_state_dict, or get_state"
+    async with to_device(source(), device) as batches:
+        with pytest.raises(InvalidTypeError, match=message):
+            batches.state_dict()
+        await some(batches)
+        with pytest.raises(InvalidTypeError, match=message):
+            batches.state_dict()
+    async with to_device(source(), device) as batches:
+        batches.load_state_dict({})
+        with pytest.raises(InvalidTypeError, match=message):
+            await some(batches)
+
+
+@pytest.mark.asyncio
+async def test_a_state_is_loaded_before_the_first_batch_or_after_the_last(device: Device) -> None:
+    async with to_device(OnSource(), device) as batches:
+        await some(batches, 1)
+        with pytest.raises(BusyError, match="is being iterated: load a state before the first batch"):
+            batches.load_state_dict({"epoch": 0, "at": 0})
+        await some(batches)
+        batches.load_state_dict({"epoch": 7, "at": 3})
+        assert batches.state_dict() == {"epoch": 7, "at": 3}
+        assert int((await anext(batches))[0].shape[0]) == 1
+        assert await some(batches) == [75]
+
+
+@pytest.mark.asyncio
+async def test_a_state_that_the_source_refuses(device: Device) -> None:
+    batches = to_device(OnSource(), device)
+    batches.load_state_dict({"epoch": 0})
+    for _ in range(2):
+        with pytest.raises(KeyError, match="at"):
+            await some(batches)
+    batches.load_state_dict({"epoch": 0, "at": 4})
+    assert await some(batches) == [5]
