@@ -11,8 +11,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 __all__ = ["KINDS", "METHODS", "Access", "Kind", "Method", "Refusal"]
 
 #: What an operation does with an argument of its method: it reads or writes the buffer; it reads and writes each buffer
-#: of the tuple or dict; or it does with the tuple what the kernel, which is the first argument, declares.
-Access: TypeAlias = Literal["reads", "writes", "each", "declared"]
+#: of the tuple or dict; it does with the tuple what the kernel, which is the first argument, declares; or the argument
+#: is the list of accesses itself.
+Access: TypeAlias = Literal["reads", "writes", "each", "declared", "listed"]
 
 
 class Kind(NamedTuple):
@@ -123,10 +124,11 @@ METHODS: Final = {
             Kind("prefetch", "memory", "#4aa3a2", size="moved"),
             graph=Refusal("a prefetch", "prefetch before or after its launch"),
         ),
-        # Not a method of `Stream`: before a graph is launched on it.
+        # Not a method of `Stream`: a graph is launched on it.
         Method(
             "launch_graph",
             Kind("graph", None, "#8a6d3b"),
+            accesses=((1, "listed"),),
             graph=Refusal("another graph", "launch it before or after that one"),
         ),
         Method(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
-from ..._base._types import ProcessLocal
+from ..._base._types import ProcessLocal, SourceLine
 from ..._core import QUEUED, Operation, new_operation
 from ...completion._gates import Every, Gate, Submitted
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue, nothing, stream_queue
+from ...completion._stream_queue import StreamQueue, stream_queue
 from ...driver.protocol import KernelNode, check_update
 from ...errors import (
     BusyError,
@@ -23,6 +23,7 @@ from ...errors import (
 )
 from ...memory._block import Block
 from .._resources import DeviceResources
+from ..streams._checker import Touch
 from ..streams._stream import Stream
 from ._executable import ExecutableGraph
 from ._nodes import NODES, GraphNode, arguments_of, copy_node, launch_node
@@ -217,7 +218,11 @@ class Graph(ProcessLocal):
             The stream is another device's, or another event loop's.
         """
         if type(stream) is not Stream or stream._hook is not None:
-            self._call_hook(stream)
+            return self._launch_by_hook(stream)
+        return self._launch(stream)
+
+    def _launch(self, stream: Stream, _: Sequence[Touch] = ()) -> StreamOperation[None]:
+        """Do the same as `launch`, without the stream's hook."""
         queue, version, blocks, writes = stream._queue, self._version, self._blocks, self._writes
         if version is None or queue.device_state is not self._home.device_state or queue.loop is not self._home.loop:
             version = self._check(queue)
@@ -255,13 +260,35 @@ class Graph(ProcessLocal):
                 self._enter_host_writes(writes)
         return operation
 
-    def _call_hook(self, stream: object) -> None:
-        """Call the hook of the stream, if it has one. Raise unless it is a stream."""
+    def _launch_by_hook(self, stream: object) -> StreamOperation[None]:
+        """Launch it by the hook of the stream, if it has one. Raise unless it is a stream."""
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
-        if stream._hook is not None:
-            self._check(stream_queue(stream))
-            stream._hook.call("launch_graph", nothing)
+        if stream._hook is None:
+            return self._launch(stream)
+        queue, checker = stream_queue(stream), self._resources.checker
+        self._check(queue)
+        if checker is None:
+            return stream._hook.call("launch_graph", self._launch, stream, ())
+        if self._last is not None:
+            checker.wait(queue, self._last)  # the driver keeps the order of its launches
+        # A pipeline launches the graph of a stage: the lines of the stage are those of the program.
+        line = SourceLine.of_direct_caller("device", "coordination")
+        return stream._hook.call("launch_graph", self._launch, stream, self._touches(line))
+
+    def _touches(self, line: SourceLine | None) -> list[Touch]:
+        """Return what a launch does with device memory: one access to each range of bytes.
+
+        The accesses are those of this line; with None, of the lines that were captured.
+        """
+        merged: dict[tuple[Block, int, int], Touch] = {}
+        for node in self._nodes:
+            for touch in node.touches():
+                key = touch[:3]
+                known = merged.get(key)
+                if known is None or (touch.writes and not known.writes):
+                    merged[key] = touch._replace(line=line or node.line)
+        return list(merged.values())
 
     def _prepare_memory(self, stream: Stream) -> list[Gate]:
         """Let the stream use the graph's memory for the first time."""
@@ -368,7 +395,8 @@ class Graph(ProcessLocal):
                 raise InvalidArgumentError(f"{operation!r} stays a {old.kind}, and this would be a {new.kind}")
         check_update([present], 0, new.driver_node)
         check_host_writes(self._nodes, new, but=index)
-        self._set_nodes((*self._nodes[:index], new.after(present.after), *self._nodes[index + 1 :]))
+        line = None if self._resources.checker is None else SourceLine.of_caller()
+        self._set_nodes((*self._nodes[:index], new.after(present.after, line), *self._nodes[index + 1 :]))
 
     def close(self) -> None:
         """Destroy it after the launches in flight. It cannot be launched any more."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._base._arrays import address_of, check_alike
+from ..._base._types import SourceLine
+from ...completion._methods import METHODS
 from ...completion._stream_operation import check_awaited
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
@@ -19,6 +21,7 @@ from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of
 from ...memory.interchange._host_arrays import as_source, as_target
 from .._resources import DeviceResources
+from ..streams._checker import Touch, touches_of
 from ..streams._transfers import check_overlap, pattern_of, refuse_host_copy
 
 __all__ = ["NODES", "GraphNode", "arguments_of", "copy_node", "launch_node"]
@@ -31,13 +34,21 @@ class GraphNode:
     kind: str  #: as of the operation that the method would enqueue
     driver_node: Node  #: the driver's form of it; the function of a launch is 0 until the kernel is loaded
     blocks: tuple[Block, ...] = ()  #: the memory that it uses
-    keep: object = None  #: held as long as the node
+    keep: tuple[Any, ...] = ()  #: the buffers and arrays of the method's arguments, held as long as the node
     kernel: Kernel | None = None
     writes: tuple[int, int] | None = None  #: address and bytes of the host memory that it writes
+    line: SourceLine | None = None  #: of the program, if the device has a checker
 
-    def after(self, nodes: tuple[int, ...]) -> GraphNode:
-        """Return the same node, dependent on these nodes of the graph."""
-        return dataclasses.replace(self, driver_node=dataclasses.replace(self.driver_node, after=nodes))
+    def after(self, nodes: tuple[int, ...], line: SourceLine | None = None) -> GraphNode:
+        """Return the same node, dependent on these nodes of the graph, and of this line of the program."""
+        return dataclasses.replace(self, driver_node=dataclasses.replace(self.driver_node, after=nodes), line=line)
+
+    def touches(self) -> list[Touch]:
+        """Return its accesses to device memory, for the checker."""
+        # An upload into an existing buffer is the method `copy`.
+        accesses = METHODS["copy" if self.kind == "upload" else self.kind].accesses
+        arguments = self.keep if self.kernel is None else (self.kernel, None, None, self.keep)
+        return touches_of(accesses, arguments) if self.keep else []
 
     def for_driver(self, resources: DeviceResources) -> Node:
         """Return the driver's node with its kernel loaded. **May block**, to compile and load it."""
@@ -122,7 +133,7 @@ def fill_node(resources: DeviceResources, buffer: Any, value: object) -> GraphNo
     if not buffer.nbytes:
         return GraphNode("fill", EmptyNode())
     node = FillNode(buffer.address, pattern, buffer.nbytes // len(pattern))
-    return GraphNode("fill", node, (block_of(buffer),), buffer)
+    return GraphNode("fill", node, (block_of(buffer),), (buffer,))
 
 
 #: The functions that make the node of a method, by its name. They take the method's arguments.

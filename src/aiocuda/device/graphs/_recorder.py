@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast
 
+from ..._base._types import SourceLine
 from ..._base._wakeups import Waiters
 from ..._core import Operation, new_operation
 from ...completion._methods import METHODS, Refusal
@@ -226,7 +227,8 @@ class Recorder:
         """Add a node after the stream's head."""
         check_host_writes(self.nodes, node)
         index = len(self.nodes)
-        self.nodes.append(node.after(self._heads[stream]))
+        line = None if self.resources.checker is None else SourceLine.of_caller()
+        self.nodes.append(node.after(self._heads[stream], line))
         self._heads[stream] = (index,)
         return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 

@@ -29,7 +29,7 @@ from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of, offset_of
 from .._event import Event
 
-__all__ = ["Checker", "CheckingHook", "Conflict", "Touch"]
+__all__ = ["Checker", "CheckingHook", "Conflict", "Touch", "touches_of"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class Touch(NamedTuple):
     stop: int
     reads: bool
     writes: bool
+    line: SourceLine | None = None  #: of the program; with None, the line that calls the method
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,14 +187,13 @@ class Checker:
             line = SourceLine.of_caller()
         clock = self._clock(own_queue(queue))
         for touch in touches:
-            self._find_conflicts(clock, kind, line, touch)
+            self._find_conflicts(clock, kind, touch.line or line, touch)
         enqueued: list[StreamOperation[Any]] = []
         yield enqueued
         for operation in enqueued:
             self.stamp(queue, operation)
-        entry = _Entry(clock, kind, line, enqueued[-1] if enqueued else None)
         for touch in touches:
-            self._note(entry, touch)
+            self._note(_Entry(clock, kind, touch.line or line, enqueued[-1] if enqueued else None), touch)
 
     def _find_conflicts(self, clock: _Clock, kind: str, line: SourceLine, touch: Touch) -> None:
         known = self._records.get(id(touch.block))
@@ -211,7 +211,7 @@ class Checker:
                                       str(touch.block)), line)  # fmt: skip
 
     def _note(self, entry: _Entry, touch: Touch) -> None:
-        block, start, stop, _, writes = touch
+        block, start, stop, _, writes, _ = touch
         if start == stop:
             return
         key = id(block)
@@ -251,7 +251,8 @@ class CheckingHook:
         """Check the accesses of a method's operation, and note when it was enqueued."""
         checker, queue, row = self._checker, self._queue, METHODS[method]
         if row.accesses:
-            with checker.access(queue, method, _touches(row.accesses, args)) as enqueued:
+            kind = method if row.kind is None else row.kind.name
+            with checker.access(queue, kind, touches_of(row.accesses, args)) as enqueued:
                 result = proceed(*args)
                 enqueued.append(cast("StreamOperation[Any]", result))
             return result
@@ -276,7 +277,7 @@ class CheckingHook:
             checker.wait_for_all(queue, stream_queue(other))
 
 
-def _touches(accesses: tuple[tuple[int, Access], ...], args: tuple[Any, ...]) -> list[Touch]:
+def touches_of(accesses: tuple[tuple[int, Access], ...], args: Sequence[Any]) -> list[Touch]:
     """Return a method's accesses to buffers. Arguments that are no buffers are left to the method's own checks."""
     touches: list[Touch] = []
     for index, access in accesses:
@@ -285,6 +286,8 @@ def _touches(accesses: tuple[tuple[int, Access], ...], args: tuple[Any, ...]) ->
             touches.append(_touch(argument, access != "writes", access != "reads"))
         elif access == "declared":
             touches += _declared(args[0], argument)
+        elif access == "listed":
+            touches += argument
         elif access == "each":
             parts = argument.values() if isinstance(argument, dict) else argument
             touches += [_touch(part, True, True) for part in parts if isinstance(part, DeviceBuffer)]
