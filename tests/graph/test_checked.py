@@ -154,3 +154,86 @@ async def test_pipeline_that_replays_has_the_conflicts_of_its_stages(driver: Cal
             "return slot.stream.download(shared, out=slot.pinned(\"out\", N))",
             "return slot.stream.fill(shared, slot.item and 1)",
         )}  # fmt: skip
+
+
+# -- branches of a capture -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_branches_of_a_capture_conflict_unless_a_wait_orders_them(driver: Callable[[], Any]) -> None:
+    async with checked(driver) as (device, left, right):
+        x, y = left.empty(N), left.empty(N)
+        await left.fill(x, 0)
+        await left.fill(y, 0)
+        with left.capture() as graph:
+            right.wait(left.fill(x, 1))
+            right.copy(y, x)
+            left.fill(x, 2)
+            left.fill(y[: N // 2], 3)
+            left.wait(right)
+            left.download(y, out=device.pinned(N))
+        assert places(device) == [
+            ("right.copy(y, x)", "left.fill(x, 2)"),
+            ("right.copy(y, x)", "left.fill(y[: N // 2], 3)"),
+        ]
+        first = conflicts_of(device)[0]
+        assert (first.first_kind, first.second_kind) == ("copy", "fill")
+        assert (first.first_stream, first.second_stream) == ("right", "left")
+        await quickly(graph.launch(left))
+        assert len(conflicts_of(device)) == 2  # a launch is one use of each buffer
+
+
+@pytest.mark.asyncio
+async def test_branches_that_waits_order_do_not_conflict(driver: Callable[[], Any]) -> None:
+    async with checked(driver) as (device, left, right), device.stream() as third:
+        x, y = left.empty(N, np.uint32), left.empty(N, np.uint32)
+        await left.fill(x, 0)
+        await left.fill(y, 0)
+        with left.capture() as graph:
+            filled = left.fill(x, 1)
+            right.wait(filled)
+            third.wait(filled)
+            right.copy(y[: N // 2], x[: N // 2])  # both read x, and write halves of y
+            third.copy(y[N // 2 :], x[N // 2 :])
+            left.wait(right)
+            left.wait(third)
+            affine(left, x, 2, 0)
+            affine(left, y, 2, 0)
+        await quickly(graph.launch(left))
+        right.fill(x, 5)
+        assert conflicts_of(device) == []
+
+
+@pytest.mark.asyncio
+async def test_update_reports_a_conflict_with_another_branch(driver: Callable[[], Any]) -> None:
+    async with checked(driver) as (device, left, right):
+        x, y = left.empty(N), left.empty(N)
+        await left.fill(x, 0)
+        await left.fill(y, 0)
+        with left.capture() as graph:
+            start = left.fill(x, 1)
+            right.wait(start)
+            other = right.fill(y, 1)
+            left.fill(x, 2)
+            left.wait(right)
+            end = left.fill(y, 3)
+        graph.update(start, y, 1)
+        graph.update(end, x, 1)
+        assert conflicts_of(device) == []
+        graph.update(other, x, 4)
+        assert places(device) == [("left.fill(x, 2)", "graph.update(other, x, 4)")]
+
+
+@pytest.mark.asyncio
+async def test_warning_that_is_an_error_discards_the_capture(driver: Callable[[], Any]) -> None:
+    async with checked(driver) as (_, left, right):
+        x = left.empty(N)
+        await left.fill(x, 0)
+        warnings.simplefilter("error", UnorderedAccessWarning)
+        with pytest.raises(UnorderedAccessWarning, match="fill on left"):
+            with left.capture() as graph:
+                right.wait(left.synchronize())
+                right.fill(x, 1)
+                left.fill(x, 2)
+        assert graph.closed
+        await quickly(left.fill(x, 3))

@@ -27,7 +27,7 @@ from ..streams._checker import Touch
 from ..streams._stream import Stream
 from ._executable import ExecutableGraph
 from ._nodes import NODES, GraphNode, arguments_of, copy_node, launch_node
-from ._recorder import CapturedOperation, Recorder, check_host_writes
+from ._recorder import CapturedOperation, Recorder, check_branches, check_host_writes
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -395,8 +395,12 @@ class Graph(ProcessLocal):
                 raise InvalidArgumentError(f"{operation!r} stays a {old.kind}, and this would be a {new.kind}")
         check_update([present], 0, new.driver_node)
         check_host_writes(self._nodes, new, but=index)
-        line = None if self._resources.checker is None else SourceLine.of_caller()
-        self._set_nodes((*self._nodes[:index], new.after(present.after, line), *self._nodes[index + 1 :]))
+        checker = self._resources.checker
+        new = new.placed(present.after, old.stream, None if checker is None else SourceLine.of_caller())
+        nodes = (*self._nodes[:index], new, *self._nodes[index + 1 :])
+        if checker is not None:
+            check_branches(checker, nodes, index)
+        self._set_nodes(nodes)
 
     def close(self) -> None:
         """Destroy it after the launches in flight. It cannot be launched any more."""

@@ -37,11 +37,13 @@ class GraphNode:
     keep: tuple[Any, ...] = ()  #: the buffers and arrays of the method's arguments, held as long as the node
     kernel: Kernel | None = None
     writes: tuple[int, int] | None = None  #: address and bytes of the host memory that it writes
+    stream: str = ""  #: the name of the captured stream
     line: SourceLine | None = None  #: of the program, if the device has a checker
 
-    def after(self, nodes: tuple[int, ...], line: SourceLine | None = None) -> GraphNode:
-        """Return the same node, dependent on these nodes of the graph, and of this line of the program."""
-        return dataclasses.replace(self, driver_node=dataclasses.replace(self.driver_node, after=nodes), line=line)
+    def placed(self, after: tuple[int, ...], stream: str, line: SourceLine | None) -> GraphNode:
+        """Return the same node, dependent on these nodes of the graph, of this stream and this line of the program."""
+        node = dataclasses.replace(self.driver_node, after=after)
+        return dataclasses.replace(self, driver_node=node, stream=stream, line=line)
 
     def touches(self) -> list[Touch]:
         """Return its accesses to device memory, for the checker."""

@@ -7,6 +7,8 @@ node becomes the head; a wait adds another stream's head to it. So a wait makes 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -19,11 +21,12 @@ from ...completion._stream_queue import StreamQueue, stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer
 from .._resources import DeviceResources
+from ..streams._checker import Checker, Conflict
 from ..streams._hook import RecordedOperation, StreamHook
 from ..streams._stream import Stream
 from ._nodes import NODES, GraphNode, copy_node
 
-__all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
+__all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_branches", "check_host_writes"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -227,8 +230,11 @@ class Recorder:
         """Add a node after the stream's head."""
         check_host_writes(self.nodes, node)
         index = len(self.nodes)
-        line = None if self.resources.checker is None else SourceLine.of_caller()
-        self.nodes.append(node.after(self._heads[stream], line))
+        checker = self.resources.checker
+        line = None if checker is None else SourceLine.of_caller()
+        self.nodes.append(node.placed(self._heads[stream], stream.name, line))
+        if checker is not None:
+            check_branches(checker, self.nodes, index)
         self._heads[stream] = (index,)
         return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 
@@ -265,6 +271,21 @@ class Recorder:
                 reached.add(index)
                 left.extend(self.nodes[index].driver_node.after)
         return [stream.name for stream, head in self._heads.items() if not reached.issuperset(head)]
+
+
+def check_branches(checker: Checker, nodes: Sequence[GraphNode], index: int) -> None:
+    """Report the conflicts of a node with those nodes of its graph that no edges put before or after it."""
+    node, before = nodes[index], list[int]()  # for each node, the bits of those before it
+    for other in nodes:
+        before.append(functools.reduce(lambda bits, at: bits | before[at] | 1 << at, other.driver_node.after, 0))
+    for at, other in enumerate(nodes):
+        if at == index or before[index] >> at & 1 or before[at] >> index & 1:
+            continue
+        for touch, theirs in itertools.product(node.touches(), other.touches()):
+            if touch.conflicts(theirs) and node.line is not None and other.line is not None:
+                conflict = Conflict(str(other.line), str(node.line), other.kind, node.kind, other.stream, node.stream,
+                                    str(touch.block))  # fmt: skip
+                checker.report(conflict, node.line)
 
 
 def check_host_writes(nodes: Sequence[GraphNode], node: GraphNode, but: int | None = None) -> None:

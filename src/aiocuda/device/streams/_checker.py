@@ -50,6 +50,11 @@ class Touch(NamedTuple):
     writes: bool
     line: SourceLine | None = None  #: of the program; with None, the line that calls the method
 
+    def conflicts(self, other: Touch) -> bool:
+        """Return whether both access the same bytes, and one of them writes."""
+        same = self.block is other.block and self.start < other.stop and other.start < self.stop
+        return same and (self.writes or other.writes)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
@@ -207,7 +212,7 @@ class Checker:
             if other.number == clock.number or clock.seen.get(other.number, 0) >= other.tick:
                 continue
             if not other.known_to_be_done():
-                self._report(Conflict(str(other.line), str(line), other.kind, kind, other.stream, clock.name,
+                self.report(Conflict(str(other.line), str(line), other.kind, kind, other.stream, clock.name,
                                       str(touch.block)), line)  # fmt: skip
 
     def _note(self, entry: _Entry, touch: Touch) -> None:
@@ -232,7 +237,8 @@ class Checker:
     def _forget(self, key: int, _: object) -> None:
         self._records.pop(key, None)
 
-    def _report(self, conflict: Conflict, line: SourceLine) -> None:
+    def report(self, conflict: Conflict, line: SourceLine) -> None:
+        """Keep a conflict, and warn of it for this line."""
         if len(self.conflicts) < MOST_KEPT:
             self.conflicts.append(conflict)
         line.warn(str(conflict), UnorderedAccessWarning)
