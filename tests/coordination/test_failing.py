@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from aiocuda import (
     DeviceFault,
     DeviceOutOfMemory,
     DriverError,
+    EventPool,
     Kernel,
     SkippedError,
 )
 from aiocuda.driver.host import HostDriver
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
-from tests.helpers import TRAP, Latch, Peer, Reports, open_peer, quickly, until
+from tests.coordination.test_deadlock import INSTANTLY, check_often
+from tests.helpers import LATCH, TRAP, Latch, Peer, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -154,6 +157,24 @@ async def test_no_room_for_an_upload_is_its_failure() -> None:
             with pytest.raises(DeviceOutOfMemory):
                 up.buffer  # noqa: B018 - looked at
             np.testing.assert_array_equal(await quickly(fine), ONES)
+
+
+async def test_event_that_is_recorded_behind_a_kernel_being_loaded_is_no_deadlock() -> None:
+    """Until it is recorded, a task must act; then its record waits on the host, and nothing is in flight."""
+    loaded = threading.Event()
+    async with open_peer() as (peer, device), device.stream() as stream:
+        peer.before["load"] = lambda *_: loaded.wait(LATCH)
+        async with AsyncCoordinator(device, deadlock_timeout=INSTANTLY) as coordinator:
+            recorded = EventPool(device).acquire_nowait()
+            behind = asyncio.create_task(coordinator.upload(ONES, after=recorded).wait())
+            await turns(3)
+            buffer = stream.empty(ITEMS, np.uint32)
+            stream.launch(BUMP, 1, 32, buffer, 1, ITEMS)
+            stream.record(event=recorded)
+            check_often(coordinator)
+            loaded.set()
+            await quickly(behind)
+            assert coordinator.statistics().deadlocks == 0
 
 
 async def test_compile_error_is_a_failure_like_others() -> None:

@@ -49,7 +49,6 @@ class OutsideNodes:
     def _attach(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
         """Make the node of outside work waitable as soon as its stream has accepted the operation."""
         node.operation = operation
-        node.role = "outside"
         if operation.lease is None and self._scheduler.driver.fault is None:
             entries = operation.queue.on_host
             if operation.status < OPERATION_DONE or any(entry is operation for entry in entries):
