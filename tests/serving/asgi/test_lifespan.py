@@ -212,8 +212,11 @@ def test_fault_asks_the_server_to_end_once_and_the_loop_ends_with_the_code() -> 
 @LOOPS
 @pytest.mark.parametrize("unfinished", ["nothing", "an older task", "a newer task", "a generator"])
 @pytest.mark.parametrize("late", range(6))
-def test_the_loop_ends_with_the_code_whenever_the_main_task_ends(factory: Any, unfinished: str, late: int) -> None:
+def test_the_loop_ends_with_the_code_whenever_the_main_task_ends(
+    factory: Any, unfinished: str, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The main task ends some iterations after the lifespan, perhaps before the callbacks of the lifespan's task."""
+    monkeypatch.setattr(_fault_exit, "_SERVER_SECONDS", PATIENCE)
     ended: list[str] = []
     kept: list[Any] = []
 
