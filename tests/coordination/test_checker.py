@@ -25,10 +25,13 @@ from aiocuda import (
     StreamPool,
     UnorderedAccessWarning,
 )
+from aiocuda._base._types import SourceLine
+from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.stream import Conflict
 from aiocuda.testing import SimulatedLoop
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
-from tests.helpers import Latch
+from tests.helpers import Latch, in_thread
 
 ONES = np.ones(ITEMS, np.uint32)
 HERE = Path(__file__).name
@@ -355,3 +358,73 @@ def test_accesses_of_a_slice_replace_covered_accesses() -> None:
                 writers = [None if w == gone else w for w in writers]
                 for reading in readers:
                     reading.discard(gone)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("driver", [HostDriver, SimulatedDriver])
+async def test_devices_of_one_driver_share_it_while_they_are_open(driver: Callable[..., Any]) -> None:
+    with contextlib.closing(driver(devices=3)) as made:
+        async with aiocuda.open_device(0, driver=made, check=True) as first:
+            async with (
+                aiocuda.open_device(1, driver=made) as unchecked,
+                aiocuda.open_device(2, driver=made, check=True) as second,
+            ):
+                assert unchecked.checker is None
+                async with AsyncCoordinator(unchecked, check=True):
+                    pass
+                assert first.checker is not None
+                assert first.checker is second.checker is unchecked.checker
+            async with aiocuda.open_device(driver="host", check=True) as other:
+                assert other.checker is not first.checker
+        async with aiocuda.open_device(0, driver=made, check=True) as again:
+            assert again.checker is not first.checker
+            assert again.checker is not None
+
+
+@pytest.mark.asyncio
+async def test_operation_that_is_done_stands_for_all_before_it() -> None:
+    """The host knows that they are done, also of streams that it has not asked."""
+    async with checked() as (device, left, right):
+        assert device.checker is not None
+        buffer = left.empty(ITEMS, np.uint32)
+        left.fill(buffer, 1)
+        right.wait(left)
+        kept = right.synchronize()
+        await kept
+        right.fill(buffer, 2)  # it does not conflict with the first one: `right` has waited for that
+        await StreamBarrier(1).wait(right, left)
+        left.fill(buffer, 3)
+        assert device.checker.conflicts == []
+        with Latch(device) as latch, pytest.warns(UnorderedAccessWarning, match="fill on left"):
+            latch.hold(left)
+            left.fill(buffer, 4)
+            await right.synchronize()
+            right.fill(buffer, 5)
+
+
+def test_declarations_are_those_of_one_thread() -> None:
+    """A coordinator's loop declares accesses, while another thread enqueues on a device of the same driver."""
+    driver = HostDriver(devices=2)
+
+    async def race() -> list[Conflict]:
+        async with (
+            aiocuda.open_device(1, driver=driver, check=True) as device,
+            device.stream(name="one") as one,
+            device.stream(name="two") as two,
+        ):
+            buffer = one.empty(ITEMS, np.uint32)
+            one.fill(buffer, 1)
+            two.fill(buffer, 2)
+            assert device.checker is not None
+            return device.checker.conflicts
+
+    async def main() -> None:
+        async with aiocuda.open_device(0, driver=driver, check=True) as device:
+            assert device.checker is not None
+            with device.checker.acting_for(SourceLine.of_caller(), ()):
+                (conflict,) = await asyncio.to_thread(in_thread, race)
+            assert (conflict.first_stream, conflict.second_stream) == ("one", "two")
+
+    with warnings.catch_warnings(), contextlib.closing(driver):
+        warnings.simplefilter("ignore", UnorderedAccessWarning)
+        asyncio.run(main())

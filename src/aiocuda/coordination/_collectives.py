@@ -251,10 +251,7 @@ class Collective:
             raise
 
     def _unchecked(self) -> contextlib.ExitStack:
-        """Check no access inside the block. A checker knows the streams of one device; this order needs several.
-
-        The end of the collective stands for the accesses of the node.
-        """
+        """Check no access inside the block: the end of the collective stands for the accesses of the node."""
         stack = contextlib.ExitStack()
         for resources in self._devices:
             if resources.checker is not None:

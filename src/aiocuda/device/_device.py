@@ -109,7 +109,10 @@ class Device(Owner):
 
     @property
     def checker(self) -> Checker | None:
-        """Finds unordered accesses; None unless the device was opened with ``check=True``."""
+        """Finds unordered accesses; None unless the device was opened with ``check=True``.
+
+        The devices of one driver that are open at the same time have the same one.
+        """
         return self._resources.checker
 
     @property

@@ -315,8 +315,8 @@ def open_device(
         The number of operations of one stream that the device holds at once; more wait on the host.
     check
         Look for unordered accesses to the same memory, and warn of them by `UnorderedAccessWarning` with both places in
-        your code; `Device.checker` has them all. Each method of a stream then takes some 20 µs longer. None means what
-        ``AIOCUDA_CHECK`` says, 1 or 0.
+        your code; `Device.checker`, one for all devices of a driver, has them all. Each method of a stream then takes
+        some 20 µs longer. None means what ``AIOCUDA_CHECK`` says, 1 or 0.
     asynchronous
         False: every stream of the device is its default stream, also for other libraries. Operations run one after the
         other, in the order in which they reach the device. No stream is created and no notifier is armed: a timer wakes

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import DeviceFault
 
 if TYPE_CHECKING:
+    from ..driver.protocol import Driver
     from ._resources import DeviceResources
+    from .streams._checker import Checker
 
 __all__ = ["OPEN_DEVICES", "DeviceObserver", "OpenDevices"]
 
@@ -85,6 +87,14 @@ class OpenDevices:
         """Return the devices that a loop has open, without those that are being closed."""
         devices = [device for known in self._opened if (device := known()) is not None]
         return [each for each in devices if not each.closing and each.loop_states.get(loop) is not None]
+
+    def checker_of(self, driver: Driver) -> Checker | None:
+        """Return the checker of the open devices of a driver; None if none of them has one."""
+        for known in self._opened:
+            device = known()
+            if device is not None and device.driver is driver and not device.closed and device.checker is not None:
+                return device.checker
+        return None
 
     def fault(self) -> DeviceFault | None:
         """Return the fault of a device that is open, or None."""

@@ -196,8 +196,8 @@ class DeviceResources:
             )
 
     def check_with(self, checker: Checker) -> None:
-        """Find unordered accesses from now on."""
-        self.checker = checker
+        """Find unordered accesses from now on, by the checker of another open device of the driver, or else by this."""
+        self.checker = checker = OPEN_DEVICES.checker_of(self.driver) or checker
         self.follow = checker.follow
 
     def allocate(self, queue: Queue, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:

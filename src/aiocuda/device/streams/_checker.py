@@ -13,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._base._types import SourceLine
+from ..._core import DONE
 from ...completion._methods import METHODS, Access
 from ...completion._queue import Queue, own_queue
 from ...completion._stream_operation import StreamOperation, stream_operation
@@ -76,6 +79,24 @@ class Conflict:
         )
 
 
+class _Stamp(NamedTuple):
+    """The place of an operation in the order."""
+
+    number: int  # of its stream
+    tick: int  # its number in the stream
+    seen: dict[int, int]  # the ticks of the other streams that come before it, by their numbers
+
+    def add_to(self, ticks: dict[int, int]) -> None:
+        """Add the operation, and all before it, to the newest ticks of each stream."""
+        for number, tick in [*self.seen.items(), (self.number, self.tick)]:
+            if tick > ticks.get(number, 0):
+                ticks[number] = tick
+
+    def covers(self, number: int, tick: int) -> bool:
+        """Return whether it is this operation, or comes after it."""
+        return (self.tick if number == self.number else self.seen.get(number, 0)) >= tick
+
+
 class _Clock:
     """The vector clock of a stream: what comes before its next operation."""
 
@@ -87,16 +108,19 @@ class _Clock:
         self.tick = 0  # the number of its own operations
         self.seen: dict[int, int] = {}  # of other streams; never changed in place, since operations refer to it
 
-    def advance(self) -> tuple[int, int, dict[int, int]]:
-        """Count an operation of the stream. Return its stamp: what `join` takes."""
+    def advance(self) -> _Stamp:
+        """Count an operation of the stream. Return its stamp."""
         self.tick += 1
-        return self.number, self.tick, self.seen
+        return self.stamp()
 
-    def join(self, number: int, tick: int, seen: dict[int, int]) -> None:
+    def stamp(self) -> _Stamp:
+        """Return the stamp of the newest operation."""
+        return _Stamp(self.number, self.tick, self.seen)
+
+    def join(self, stamp: _Stamp) -> None:
+        """Come after an operation."""
         joined = dict(self.seen)
-        for other, ticks in [*seen.items(), (number, tick)]:
-            if ticks > joined.get(other, 0):
-                joined[other] = ticks
+        stamp.add_to(joined)
         joined.pop(self.number, None)
         self.seen = joined
 
@@ -121,36 +145,58 @@ class _Entry:
         return operation is None or operation.is_settled  # its queue holds one that has not
 
 
+class _Declarations(threading.local):
+    """The line and the accesses to use for the next methods of a thread, if `Checker.acting_for` has set them."""
+
+    newest: tuple[SourceLine, Sequence[Touch]] | None = None
+
+
 class Checker:
-    """Finds the conflicts of one device. The list ``conflicts`` has the first 1 000."""
+    """Finds the conflicts of all checked devices of one driver. The list ``conflicts`` has the first 1 000.
+
+    The loops of several threads may share it.
+    """
 
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []
         self._clocks: weakref.WeakKeyDictionary[StreamQueue, _Clock] = weakref.WeakKeyDictionary()
-        self._stamps: weakref.WeakKeyDictionary[StreamOperation[Any], tuple[int, int, dict[int, int]]]
-        self._stamps = weakref.WeakKeyDictionary()
+        #: The operations that are alive, by their ids.
+        self._stamps: dict[int, tuple[weakref.ref[StreamOperation[Any]], _Stamp]] = {}
+        self._host: dict[int, int] = {}  # the newest ticks that the host knows to be done; see also `_is_known`
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
-        self._number = 0
-        #: The line and the accesses to use for the next methods, if `acting_for` has set them.
-        self._declared: tuple[SourceLine, Sequence[Touch]] | None = None
+        self._numbers = itertools.count()
+        self._declarations = _Declarations()
+        self._lock = threading.RLock()  # of the records; a finaliser that runs meanwhile may enqueue work
 
     def _clock(self, queue: StreamQueue) -> _Clock:
         clock = self._clocks.get(queue)
         if clock is None:
-            self._number += 1
-            clock = self._clocks[queue] = _Clock(self._number, queue.name)
+            clock = self._clocks.setdefault(queue, _Clock(next(self._numbers), queue.name))
         return clock
 
     def stamp(self, queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that the operation was enqueued, after all that its stream waits for."""
-        if operation not in self._stamps:
-            self._stamps[operation] = self._clock(own_queue(queue)).advance()
+        key = id(operation)
+        if key not in self._stamps:
+            ended = weakref.ref(operation, functools.partial(self._ended, key))
+            self._stamps[key] = ended, self._clock(own_queue(queue)).advance()
+
+    def _ended(self, key: int, _: object) -> None:
+        """An operation is gone. Its queue held it until it was done, so the host knows that all before it is."""
+        self._stamps.pop(key)[1].add_to(self._host)
+
+    def _is_known(self, number: int, tick: int) -> bool:
+        """Return whether the host knows that an operation is done, by any operation that comes after it."""
+        return self._host.get(number, 0) >= tick or any(
+            stamp.covers(number, tick) and (operation := known()) is not None and operation.status == DONE
+            for known, stamp in list(self._stamps.values())
+        )
 
     def wait(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that the stream waits for an operation of another stream."""
-        stamp = self._stamps.get(operation)
-        if stamp is not None:
-            self._clock(queue).join(*stamp)
+        known = self._stamps.get(id(operation))
+        if known is not None:
+            self._clock(queue).join(known[1])
         else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
             self.wait_for_all(queue, operation.queue)
 
@@ -161,8 +207,7 @@ class Checker:
 
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
         """Note that the stream waits for all work of another stream."""
-        clock = self._clock(other)
-        self._clock(queue).join(clock.number, clock.tick, clock.seen)
+        self._clock(queue).join(self._clock(other).stamp())
 
     @staticmethod
     def touches(accesses: Iterable[tuple[object, int, int, bool, bool]]) -> Sequence[Touch]:
@@ -176,29 +221,31 @@ class Checker:
     @contextlib.contextmanager
     def acting_for(self, line: SourceLine, touches: Sequence[Touch]) -> Iterator[None]:
         """Use this line and these accesses, declared by the caller, for the methods called in the block."""
-        before, self._declared = self._declared, (line, touches)
+        before, self._declarations.newest = self._declarations.newest, (line, touches)
         try:
             yield
         finally:
-            self._declared = before
+            self._declarations.newest = before
 
     @contextlib.contextmanager
     def access(self, queue: Queue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
         line: SourceLine | None = None
-        if self._declared is not None:
-            line, touches = self._declared
+        if self._declarations.newest is not None:
+            line, touches = self._declarations.newest
         if line is None:
             line = SourceLine.of_caller()
         clock = self._clock(own_queue(queue))
-        for touch in touches:
-            self._find_conflicts(clock, kind, touch.line or line, touch)
+        with self._lock:
+            for touch in touches:
+                self._find_conflicts(clock, kind, touch.line or line, touch)
         enqueued: list[StreamOperation[Any]] = []
         yield enqueued
         for operation in enqueued:
             self.stamp(queue, operation)
-        for touch in touches:
-            self._note(_Entry(clock, kind, touch.line or line, enqueued[-1] if enqueued else None), touch)
+        with self._lock:
+            for touch in touches:
+                self._note(_Entry(clock, kind, touch.line or line, enqueued[-1] if enqueued else None), touch)
 
     def _find_conflicts(self, clock: _Clock, kind: str, line: SourceLine, touch: Touch) -> None:
         known = self._records.get(id(touch.block))
@@ -211,7 +258,7 @@ class Checker:
         for other in others:
             if other.number == clock.number or clock.seen.get(other.number, 0) >= other.tick:
                 continue
-            if not other.known_to_be_done():
+            if not (other.known_to_be_done() or self._is_known(other.number, other.tick)):
                 self.report(Conflict(str(other.line), str(line), other.kind, kind, other.stream, clock.name,
                                       str(touch.block)), line)  # fmt: skip
 

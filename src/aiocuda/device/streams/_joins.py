@@ -82,11 +82,14 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
     for queue in others:
         if queue.obstacles & CLOSED or queue.loop is not first.loop:
             queue.check()
-    unchecked = not isinstance(first.stream, CheckedStream)  # the streams of a device are all checked, or none is
+    stream = first.stream
+    unchecked = not isinstance(stream, CheckedStream)  # the streams of a device are all checked, or none is
     _wait_for_all(first, others, unchecked)
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
     joined: StreamOperation[None] = first.enqueue("barrier", estimate, nothing, ())
+    if isinstance(stream, CheckedStream) and stream.device.checker is not None:
+        stream.device.checker.stamp(first, joined)
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:
