@@ -7,17 +7,25 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 import aiocuda
-from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
-from aiocuda._base._types import SourceLine
+from aiocuda import ClosedError, DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
+from aiocuda._base._types import DeviceProperties, SourceLine
+from aiocuda.data import DataLoader
+from aiocuda.driver import _port
+from aiocuda.driver._workers import most_threads
 from aiocuda.driver.cuda import _probe
-from tests.helpers import Latch
+from aiocuda.driver.host import HostDriver
+from tests.helpers import PATIENCE, Latch, turns, until
 
 CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
 
@@ -134,3 +142,119 @@ def test_the_place_of_what_only_the_loop_called_is_where_the_loop_was_run() -> N
     asyncio.run(main())  # here the loop runs
     (place,) = found
     assert str(place) == f"{__file__}:{line_of('# here the loop runs')}"
+
+
+class HeldDriver(HostDriver):
+    """A host driver whose threads wait for the test before they open a device or page-lock memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[threading.Event] = []  #: set one to let its thread go on
+        self.holds = True
+
+    def _wait(self) -> None:
+        if self.holds:
+            gate = threading.Event()
+            self.held.append(gate)
+            assert gate.wait(PATIENCE)
+
+    def device_open(self, device: int) -> DeviceProperties:
+        self._wait()
+        return super().device_open(device)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        self._wait()
+        super().pin(address, nbytes)
+
+    def let_threads_end_their_jobs(self, count: int) -> None:
+        """Wait until no more than so many threads have a job, and all others have reported the end of theirs."""
+        others = threading.Barrier(most_threads() - count + 1)
+        port = self.open_port(lambda: None)
+        for _ in range(others.parties - 1):
+            self.offload(lambda: others.wait(PATIENCE), port, 0)
+        others.wait(PATIENCE)
+        port.close()
+
+
+Opener: TypeAlias = Callable[[HeldDriver], AbstractAsyncContextManager[object]]
+
+
+async def cancel_one_and_open_another(driver: HeldDriver, opener: Opener) -> None:
+    """Cancel an opening whose thread is held; let it go on while the thread of the next one is held."""
+
+    async def open_one() -> None:
+        async with opener(driver):
+            pass
+
+    first = asyncio.create_task(open_one())
+    await until(lambda: len(driver.held) == 1)
+    first.cancel()
+    await turns()
+    second = asyncio.create_task(open_one())
+    if first.done():  # a loader waits for its thread first
+        await until(lambda: len(driver.held) == 2)
+    driver.holds = False
+    driver.held[0].set()
+    driver.let_threads_end_their_jobs(len(driver.held) - 1)
+    await turns()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    for gate in driver.held:
+        gate.set()
+    await second
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "opener",
+    [
+        lambda driver: aiocuda.open_device(driver=driver),
+        lambda driver: aiocuda.ManagedContext(driver=driver),
+    ],
+    ids=["device", "context"],
+)
+async def test_opening_works_after_a_cancelled_one_whose_thread_ends_late(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_port, "_free", {True: deque(), False: deque()})  # the second one gets the port of the first
+    driver = HeldDriver()
+    try:
+        await cancel_one_and_open_another(driver, opener)
+    finally:
+        driver.close()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_loader_opens_after_a_cancelled_one_whose_thread_ends_late() -> None:
+    driver = HeldDriver()
+    driver.holds = False
+    try:
+        async with aiocuda.open_device(driver=driver) as device:
+            driver.holds = True
+            await cancel_one_and_open_another(
+                driver, lambda _: DataLoader(device, range(3), fields={"x": ((), "i8")}, workers=1, executor="process")
+            )
+    finally:
+        driver.close()
+
+
+@pytest.mark.asyncio
+async def test_a_device_whose_opening_was_cancelled_is_closed() -> None:
+    """At each turn of the loop. The thread of the opening may go on."""
+    known = {id(each) for each in gc.get_objects() if isinstance(each, HostDriver)}
+    for count in range(1, 1000):
+        opening = asyncio.ensure_future(aiocuda.open_device(driver="host")._open())
+        await turns(count)
+        if opening.done():
+            await (await opening).aclose()
+            break
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        for driver in gc.get_objects():
+            if isinstance(driver, HostDriver) and id(driver) not in known:
+                with pytest.raises(ClosedError):
+                    driver.device_open(0)
+    else:
+        raise AssertionError("no opening has ended")

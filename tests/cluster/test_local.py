@@ -244,6 +244,31 @@ async def test_process_that_ends_before_it_is_ready(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.asyncio
+async def test_a_cluster_opens_after_a_cancelled_one_whose_process_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A thread of this process waits for its first message."""
+    held = "import os, sys\nif 'spawn_main' in str(sys.orig_argv):\n    open(os.environ['BEGUN'], 'w').close()\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{held}    import signal; signal.pause()\n")
+    begun, before = tmp_path / "begun", children()
+
+    async def opening() -> None:
+        async with open_cluster("local", replicas=1):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT / 'src'}")
+        patch.setenv("BEGUN", str(begun))
+        first = asyncio.create_task(opening())
+        await until(begun.exists)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert children() == before
+    await opening()
+
+
+@pytest.mark.asyncio
 async def test_bytes_of_arrays_are_not_copied_by_a_call() -> None:
     """The traced memory of a call is that of its result, once."""
     array = np.ones(16 << 20, np.float32)

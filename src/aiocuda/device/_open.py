@@ -70,7 +70,10 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
             outcome.append(error)
 
     def look() -> None:
-        if port.drain() and not finished.done():
+        if finished.done():
+            return  # cancelled: the port may belong to another call
+        port.drain()  # not the tags decide: one may be of an earlier call that was cancelled
+        if outcome:
             finished.set_result(None)
 
     def wake() -> None:
