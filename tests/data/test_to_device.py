@@ -16,6 +16,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from aiocuda.data import Batch, DeviceBatches, to_device
 from aiocuda.driver.host import HostDriver
+from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.data.test_without_copies import NotesUploads
 from tests.helpers import LATCH, PATIENCE, quickly, until
 
@@ -527,6 +528,41 @@ async def test_the_device_reads_pinned_arrays_directly() -> None:
             batch = await anext(batches)
             assert (await contents(batch))[0] == np.asarray(array).tolist()
     assert [(source, nbytes) for source, nbytes in driver.uploads] == [(array.ctypes.data, array.nbytes)]
+
+
+def test_statistics_have_the_batches_and_the_times() -> None:
+    """In virtual time: the source takes 2 s for a batch, the consumer 3 s."""
+
+    class Source:
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            for number in range(4):
+                await asyncio.sleep(2)
+                yield images(number)
+
+    async def main(device: Device) -> None:
+        async with to_device(Source(), device, depth=1) as batches:
+            assert batches.statistics().batches == 0
+            assert batches.statistics().throughput == 0.0
+            async for _ in batches:
+                await asyncio.sleep(3)
+            found = batches.statistics()
+            await asyncio.sleep(100)
+            assert batches.statistics() == found
+        assert found.batches == 4
+        assert found.nbytes == 4 * images(0).nbytes
+        assert found.kept == 0
+        assert found.source_seconds == pytest.approx(8, abs=0.1)
+        assert found.consumer_seconds == pytest.approx(12, abs=0.1)
+        assert found.waited_seconds == pytest.approx(2, abs=0.1)
+        assert found.wall_seconds == pytest.approx(14, abs=0.1)
+        assert found.throughput == found.batches / found.wall_seconds
+
+    async def opened() -> None:
+        async with aiocuda.open_device(driver=SimulatedDriver(seed=0)) as device:
+            await main(device)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._loader import DataLoader, EpochBatches
     from ._sharing import SharedMemoryError
     from ._sources import Shuffle
-    from ._statistics import LoaderAdvice, LoaderStats
+    from ._statistics import DeviceBatchesStats, LoaderAdvice, LoaderStats
     from ._sync import SyncBatches, SyncEpoch, sync_loader
     from ._sync_batch import SyncArray, SyncBatch
     from ._to_device import DeviceBatches, to_device
@@ -24,6 +24,7 @@ __all__ = [
     "Batch",
     "DataLoader",
     "DeviceBatches",
+    "DeviceBatchesStats",
     "EpochBatches",
     "LoaderAdvice",
     "LoaderStats",
@@ -43,6 +44,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "Batch": "._batch",
         "DataLoader": "._loader",
         "DeviceBatches": "._to_device",
+        "DeviceBatchesStats": "._statistics",
         "EpochBatches": "._loader",
         "LoaderAdvice": "._statistics",
         "LoaderStats": "._statistics",

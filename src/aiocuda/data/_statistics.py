@@ -15,7 +15,7 @@ from ..pipeline import Bottleneck
 from ._limits import Times, limit_of, ms
 from ._options import MAX_PREFETCH, Executor
 
-__all__ = ["LoaderAdvice", "LoaderMeter", "LoaderStats", "advise", "times_of"]
+__all__ = ["DeviceBatchesStats", "LoaderAdvice", "LoaderMeter", "LoaderStats", "advise", "times_of"]
 
 #: Uploads whose device time is measured: the first ones, and then one in so many.
 COPY_TIMES = 16
@@ -113,6 +113,42 @@ class LoaderStats:
         limit = limit_of(times_of(self), processors())
         kind = limit.name if limit.name in ("consumer", "source") else "stage"
         return Bottleneck(limit.name, kind, limit.share, limit.why)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceBatchesStats:
+    """The statistics of the batches of `to_device` since they were made.
+
+    Attributes
+    ----------
+    batches
+        Delivered batches.
+    kept
+        Batches that another library still held when the next one was requested. They were not freed.
+    nbytes
+        Bytes that were copied to the device.
+    wall_seconds
+        Host time of all iterations, from the first request to the end.
+    source_seconds
+        Time in which the source was read.
+    consumer_seconds
+        Host time from a delivered batch to the next request.
+    waited_seconds
+        Host time in which the consumer waited for a batch.
+    """
+
+    batches: int
+    kept: int
+    nbytes: int
+    wall_seconds: float
+    source_seconds: float
+    consumer_seconds: float
+    waited_seconds: float
+
+    @property
+    def throughput(self) -> float:
+        """Batches per second."""
+        return self.batches / self.wall_seconds if self.wall_seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
@@ -34,6 +35,7 @@ from ..stream import Stream
 from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
+from ._statistics import DeviceBatchesStats, LoaderMeter
 from ._threads import LoaderThreads
 from ._upload import BatchUpload, parts_of
 
@@ -122,6 +124,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._kind = kind
         self._depth = depth
         self._delivery = Delivery(device)
+        self._meter = LoaderMeter(device.driver.now, "process")  # samples no GIL: nothing is decoded here
         self._scope = Scope(
             repr(self), "close it there, and make a loader in each loop",
             "make others by to_device(source, device)", drain_seconds=unlimited,
@@ -161,24 +164,32 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             self._scope.bind()
             if self._scope.closing:
                 raise StopAsyncIteration
+            requested = self._meter.note_request()
             self._delivery.release()
-            return await self._next(self._running() if iteration is None else await iteration.source_pass())
+            source_pass = self._running() if iteration is None else await iteration.source_pass()
+            return await self._next(source_pass, requested)
         finally:
             self._requesting = False
 
-    async def _next(self, source_pass: SourcePass) -> Batch:
+    async def _next(self, source_pass: SourcePass, requested: float) -> Batch:
+        if not source_pass.ended:
+            self._meter.begin()
         try:
             loading = await source_pass.next()
             if loading is not None:
                 upload = loading.upload
                 assert upload is not None
+                self._meter.add_upload(upload.nbytes, None)
+                self._meter.deliver(requested, 0, 0)
                 return self._delivery.deliver(loading.number, (), upload.stream, upload.memory)
         except asyncio.CancelledError:
             raise
         except BaseException:
+            self._meter.end()
             if not self._scope.closing:  # otherwise `aclose` ends the pass, and this task does not wait for it
                 await source_pass.aclose()
             raise
+        self._meter.end()
         await source_pass.aclose()
         raise StopAsyncIteration
 
@@ -193,8 +204,9 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
     def _begin(self, *, is_first: bool) -> SourcePass:
         state, self._loaded = SourceState(self._source, self._loaded), UNKNOWN
         return SourcePass(
-            self._source, self._kind, self.device, self._depth, self._made_at, self._scope, state, is_first=is_first
-        )
+            self._source, self._kind, self.device, self._depth, self._made_at, self._scope, state, self._meter,
+            is_first=is_first,
+        )  # fmt: skip
 
     async def pass_for_new_iteration(self) -> SourcePass:
         """Return the newest pass if an ``async for`` that begins goes on with it; else end it, and return a new one."""
@@ -218,7 +230,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             "twice for two at a time"
         )
 
-    # -- state ---------------------------------------------------------------------------------------------------
+    # -- state, statistics ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> Any:
         """Return the state of the source after the batches that were delivered, the one in hand included.
@@ -269,6 +281,13 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def statistics(self) -> DeviceBatchesStats:
+        """Return the statistics since these batches were made."""
+        found = self._meter.statistics(0, 0, self._delivery.kept)
+        return DeviceBatchesStats(
+            **{field.name: getattr(found, field.name) for field in dataclasses.fields(DeviceBatchesStats)}
+        )
+
     def _check_open(self) -> None:
         if self._scope.closing:
             raise self._scope.closed_error()
@@ -302,6 +321,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             await self._pass.aclose()
 
     async def _release(self, outcome: Outcome) -> None:
+        self._meter.end()
         self._delivery.release()
 
     def __repr__(self) -> str:
@@ -340,10 +360,12 @@ class SourcePass(Owner):
 
     def __init__(
         self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, batches: Scope,
-        state: SourceState, *, is_first: bool,
+        state: SourceState, meter: LoaderMeter, *, is_first: bool,
     ) -> None:  # fmt: skip
         self.ended = False
         self.state = state
+        self._meter = meter
+        self._read_from = 0.0  # the time when the reading of the next batch began
         self._is_iterated = False
         self._source = source
         self._reader: AsyncReader | StreamReader
@@ -445,6 +467,7 @@ class SourcePass(Owner):
         if self._exhausted or self._is_reading or len(self._loading) >= self._depth:
             return
         self._is_reading = True
+        self._read_from = self._device.driver.now()
         if isinstance(self._reader, AsyncReader):
             reading = asyncio.get_running_loop().create_task(self._await_source(self._reader))
             if not reading.done():  # an eager task that has ended may have begun the next one
@@ -473,6 +496,7 @@ class SourcePass(Owner):
     def _read(self, item: _Item | None, error: BaseException | None) -> None:
         """The next batch has been read, or the end; None after a failure."""
         self._is_reading = False
+        self._meter.add_source(self._device.driver.now() - self._read_from)
         if self._scope.closing:
             return
         if item is None:

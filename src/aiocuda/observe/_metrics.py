@@ -152,6 +152,15 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("process_cpu_seconds", "loader_process_cpu_seconds", "Processor time of this process in all epochs."),
         _gauge("gil_share", "loader_gil_ratio", "Share of the time in which a thread had to wait for the GIL."),
     ),
+    "DeviceBatchesStats": (
+        _counter("batches", "device_batches", "Batches of another loader that were delivered."),
+        _counter("kept", "device_batches_kept", "Such batches that another library still held at the next request."),
+        _counter("nbytes", "device_batches_uploaded_bytes", "Bytes of such batches that were copied to the device."),
+        _counter("wall_seconds", "device_batches_wall_seconds", "Time of all iterations of such batches."),
+        _counter("source_seconds", "device_batches_source_seconds", "Time in which the other loader was read."),
+        _counter("consumer_seconds", "device_batches_consumer_seconds", "Time for which the consumer has had batches."),
+        _counter("waited_seconds", "device_batches_waited_seconds", "Time for which the consumer has waited for them."),
+    ),
     "PipelineStats": (
         _counter("iterations", "pipeline_items", "Items that have passed all stages."),
         _counter("skipped", "pipeline_items_skipped", "Items that a stage has skipped."),
