@@ -201,3 +201,22 @@ class Unpicklable:
 
     def __reduce__(self) -> Any:
         raise self.error
+
+
+def forgets_y(sample: Any, out: Any) -> None:
+    """Leave a field unwritten, for odd samples."""
+    out["x"][...] = sample
+    if sample % 2 == 0:
+        out["y"][...] = sample
+
+
+def forgets_the_end_of_x(sample: Any, out: Any) -> None:
+    """Leave the last item of a field unwritten."""
+    out["x"].reshape(-1)[: 6 - sample % 2] = sample
+    out["y"][...] = sample
+
+
+def writes_patterns(sample: Any, out: Any) -> None:
+    """Write the bytes that a row is filled with when it is checked."""
+    for name, view in out.items():
+        view[...] = np.frombuffer(bytes([(0xA5, 0x5A)[sample % 2]]) * 8, view.dtype)[0] if name == "y" else 0

@@ -74,6 +74,13 @@ class Layout:
         return RowViews({name: array[row, ...] for name, array in arrays.items()})
 
 
+#: Bytes that a row is filled with before `decode`, to find those that it leaves unwritten.
+PATTERNS = (0xA5, 0x5A)
+
+#: So many bytes in a row keep both patterns by chance, where a decoder is random, once in 2**64 tries.
+LEAST = 4
+
+
 class SampleDecoder:
     """Reads and decodes one sample.
 
@@ -84,16 +91,25 @@ class SampleDecoder:
     decode
         The function of the program: ``decode(sample, out)`` with fields, ``decode(sample)`` without. None passes the
         sample on as it is.
+    checks
+        True if `write` looks for fields that ``decode`` does not write.
     """
 
-    __slots__ = ("decode", "source")
+    __slots__ = ("checks", "decode", "source")
 
-    def __init__(self, source: Any, decode: Callable[..., Any] | None) -> None:
+    def __init__(self, source: Any, decode: Callable[..., Any] | None, *, checks: bool = False) -> None:
         self.source = source
         self.decode = decode
+        self.checks = checks and decode is not None
 
     def write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
         """Write a sample into views of its fields."""
+        if self.checks:
+            self._write_checked(index, sample, out)
+        else:
+            self._write(index, sample, out)
+
+    def _write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
         if self.source is not None:
             sample = self.source[index]
         if self.decode is None:
@@ -101,11 +117,47 @@ class SampleDecoder:
         else:
             self.decode(sample, out)
 
+    def _write_checked(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+        """Write a sample over a pattern; if some of it is left, again over another one: a value may be the pattern.
+
+        Raises
+        ------
+        ValueError
+            Bytes of a field have kept both patterns.
+        """
+        kept: dict[Any, Any] = dict.fromkeys(out, True)  # the bytes that have kept every pattern, by field
+        for pattern in PATTERNS:
+            for view in out.values():
+                _bytes_of(view)[...] = pattern
+            self._write(index, sample, out)
+            masks = {name: (_bytes_of(out[name]) == pattern) & before for name, before in kept.items()}
+            kept = {name: mask for name, mask in masks.items() if _has_run(mask, out[name])}
+            if not kept:
+                return
+        names = ", ".join(map(repr, kept))
+        raise ValueError(
+            f"decode= has not written all of field {names} of sample {index}: a batch would have data of an earlier "
+            f"sample there; write each field, such as out[{next(iter(kept))!r}][...] = 0"
+        )
+
     def result(self, index: int, sample: Any) -> Any:
         """Return a decoded sample: the arrays that `collate` stacks."""
         if self.source is not None:
             sample = self.source[index]
         return sample if self.decode is None else self.decode(sample)
+
+
+def _bytes_of(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return view.reshape(-1).view(np.uint8)
+
+
+def _has_run(mask: npt.NDArray[np.bool_], view: npt.NDArray[Any]) -> bool:
+    """True if `LEAST` bytes in a row are set; all of them, if there are fewer, or if the dtype has padding."""
+    if view.nbytes <= LEAST or view.dtype.char in "gGV":
+        return view.nbytes > 0 and bool(mask.all())
+    for _ in range(LEAST - 1):
+        mask = mask[1:] & mask[:-1]
+    return bool(mask.any())
 
 
 def _copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:

@@ -143,7 +143,9 @@ class DataLoader(Owner):
         )  # fmt: skip
         self._payload: Payload | None = None
         if options.executor == "process":
-            self._payload = Payload(options.decoder(), {"decode": decode, "source": source})
+            self._payload = Payload(
+                options.decoder(checks=device.checker is not None), {"decode": decode, "source": source}
+            )
         self._meter = LoaderMeter(device.driver.now, options.executor)
         self._progress = Progress(options)
         self._resources: LoaderResources | None = None

@@ -105,9 +105,12 @@ class LoaderOptions:
             restarts=as_count(options["restarts"], "restarts", 0),
         )
 
-    def decoder(self) -> SampleDecoder:
-        """Return what decodes one sample. It reads the sample, too, unless another one reads the source."""
-        return SampleDecoder(self.source if self.kind == "map" else None, self.decode)
+    def decoder(self, *, checks: bool) -> SampleDecoder:
+        """Return what decodes one sample. It reads the sample, too, unless another one reads the source.
+
+        With ``checks`` it looks for fields that ``decode`` does not write.
+        """
+        return SampleDecoder(self.source if self.kind == "map" else None, self.decode, checks=checks)
 
     @property
     def samples(self) -> int | None:

@@ -56,7 +56,9 @@ class LoaderResources:
         self._closing = contextlib.AsyncExitStack()
         self._rows = RowQueue(self._at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
         jobs = self._reactor.jobs
-        decoder = ThreadDecoder(options.decoder(), options.layout is not None, self._rows, self.now)
+        decoder = ThreadDecoder(
+            options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now
+        )
         self._threads = LoaderThreads(
             jobs, "aiocuda-loader", self._at_once, None if payload else self._rows, decoder.decode
         )
