@@ -172,6 +172,69 @@ async def test_result_of_which_an_unknown_object_holds_a_part(device: Device) ->
         assert pipeline.statistics().blocks_replaced - before <= 2  # the loop's last result
 
 
+class Box:
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+def model(row: Any) -> Any:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Model(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        row: Any
+
+    return Model(row=row)
+
+
+#: Objects that hold an array, and that aiocuda does not rebuild.
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "pydantic": model,
+    "plain class": Box,
+    "namespace": lambda row: types.SimpleNamespace(row=row),
+    "closure": lambda row: lambda: row,
+}
+
+
+class Graphs:
+    """The function of a stage that keeps a graph for each slot."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+        self.graphs: dict[int, Any] = {}
+
+    async def __call__(self, slot: Slot) -> Any:
+        x = slot.pinned("x", SIZE, np.uint32)
+        if slot.number not in self.graphs:
+            await x
+            buffer = slot.buffer("x", SIZE, np.uint32)
+            async with slot.stream.capture() as graph:
+                slot.stream.copy(buffer, x)
+                slot.stream.copy(x, buffer)
+            self.graphs[slot.number] = graph, x, buffer
+        x[:] = slot.item
+        await self.graphs[slot.number][0].launch(slot.stream)
+        return self.make(x)
+
+
+@pytest.mark.parametrize("form", HOLDERS)
+async def test_object_that_holds_memory_of_a_graph_fails_its_item(device: Device, form: str) -> None:
+    """The slot cannot take other memory, and the object would show the item that comes next."""
+    graphs = Graphs(HOLDERS[form])
+    async with Pipeline(device, [Stage("box", graphs)], 2) as pipeline:
+        for way in WAYS:
+            with pytest.raises(aiocuda.UnsupportedError, match=r"`array\.copy\(\)`") as caught:
+                await quickly(way(pipeline))
+            assert "stage 'box'" in caught.value.__notes__[-1]
+        tickets = [await quickly(pipeline.submit(item)) for item in range(ITEMS)]
+        for ticket in tickets:
+            with pytest.raises(aiocuda.UnsupportedError):
+                await quickly(ticket)
+        graphs.make = lambda row: HOLDERS[form](np.asarray(row).copy())
+        assert len(await quickly(by_run(pipeline))) == ITEMS
+        graphs.make = list
+        assert [found[0] for found in await quickly(by_run(pipeline))] == list(range(ITEMS))
+
+
 # -- failures --------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import sys
 import threading
@@ -394,6 +395,130 @@ async def test_memory_of_a_graph_stays(device: Device) -> None:
         gc.collect()
         await quickly(batcher.submit(1))
         assert batcher.statistics().blocks_replaced > 0
+
+
+class Graphs:
+    """A batch function of a program that keeps a graph for each stream, over the memory of the stream's slot."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+        self.graphs: dict[Any, Any] = {}
+        self.kept: list[Any] = []
+
+    async def __call__(self, batch: Batch[int]) -> Any:
+        assert batch.slot is not None
+        assert batch.stream is not None
+        stream, x = batch.stream, batch.slot.pinned("x", MOST, np.uint32)
+        if stream not in self.graphs:
+            await x
+            buffer = batch.slot.buffer("x", MOST, np.uint32)
+            async with stream.capture() as graph:
+                stream.copy(buffer, x)
+                stream.launch(AFFINE, 1, MOST, buffer, MOST, 3, 1)
+                stream.download(buffer, out=x)
+            self.graphs[stream] = graph, x, buffer
+        x[: batch.size] = batch.items
+        await self.graphs[stream][0].launch(stream)
+        return [self.make(x[at : at + 1]) for at in range(batch.size)]
+
+
+class Slotted:
+    __slots__ = ("row",)
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+
+def model(row: Any) -> Any:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Model(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        row: Any
+
+    return Model(row=row)
+
+
+#: Objects that hold a row, and that aiocuda does not rebuild.
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "pydantic": model,
+    "plain class": Box,
+    "slots": Slotted,
+    "namespace": lambda row: types.SimpleNamespace(row=row),
+    "closure": lambda row: lambda: row,
+    "default": lambda row: lambda row=row: row,
+    "method": lambda row: Box(row).__repr__,
+    "partial": lambda row: functools.partial(list, row),
+    "generator": lambda row: (each for each in row),
+    "nested": lambda row: {"box": [Box({"row": (row, 1)})]},
+    "memoryview": lambda row: Box(memoryview(row)),
+    "array of objects": lambda row: Box(np.array([None, Box(row)])),
+}
+
+
+@pytest.mark.parametrize("clients", [1, 8])
+@pytest.mark.parametrize("form", HOLDERS)
+async def test_object_that_holds_memory_of_a_graph_fails_its_batch(device: Device, form: str, clients: int) -> None:
+    """1 592 of 1 600 clients got the answer of another one."""
+    graphs = Graphs(HOLDERS[form])
+    async with MicroBatcher(graphs, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
+        for first in (0, 100):
+            requests = [batcher.submit_nowait(first + number) for number in range(clients)]
+            failures = await quickly(asyncio.gather(*requests, return_exceptions=True))
+            assert [type(failure) for failure in failures] == [BatchError] * clients
+            assert "`array.copy()`" in str(failures[0])
+        graphs.make = np.copy
+        assert await answers(batcher, range(4)) == [[1], [4], [7], [10]]
+        assert batcher.statistics().failed == 2 * clients
+
+
+@pytest.mark.parametrize("form", HOLDERS)
+async def test_object_that_holds_a_copy_is_passed_on_beside_a_graph(device: Device, form: str) -> None:
+    """The program keeps the array itself, too, in each batch, and outside of the results."""
+    make = HOLDERS[form]
+
+    def copied(row: Any) -> Any:
+        graphs.kept.append(row)
+        return make(np.asarray(row).copy())
+
+    graphs = Graphs(copied)
+    async with MicroBatcher(graphs, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
+        for first in range(0, 80, 8):
+            found = await answers(batcher, range(first, first + 8))
+            assert not any(isinstance(each, Exception) for each in found)
+        statistics = batcher.statistics()
+    assert len(graphs.kept) == 80
+    assert (statistics.answered, statistics.results_copied, statistics.blocks_replaced) == (80, 0, 0)
+
+
+async def test_result_that_the_function_keeps_until_the_next_one_fails_its_batch(device: Device) -> None:
+    """The next batch has as many references to the memory as the one before."""
+
+    def make(row: Any) -> Any:
+        graphs.kept[:] = [Box(row)]
+        return graphs.kept[0]
+
+    graphs = Graphs(make)
+    async with MicroBatcher(graphs, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
+        for number in range(4):
+            with pytest.raises(BatchError):
+                await quickly(batcher.submit(number))
+
+
+async def test_search_of_a_large_result_ends(device: Device) -> None:
+    """At most 10 000 objects are searched, and the loop goes on meanwhile."""
+
+    def make(row: Any) -> Any:
+        graphs.kept.append(row)
+        return Box([Box(None) for _ in range(100_000)])
+
+    graphs = Graphs(make)
+    async with MicroBatcher(graphs, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
+        steps, request = 0, batcher.submit_nowait(0)
+        while not request.done():
+            await asyncio.sleep(0)
+            steps += 1
+        assert len((await request).row) == 100_000
+        assert steps > 20
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

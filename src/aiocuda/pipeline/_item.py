@@ -305,10 +305,13 @@ class PipelineItem:
             owned = own_array(result, memory)
             if owned is None:
                 copies = ResultCopies(memory, self._resources.streams[position])
-                if not copies.find(result):
-                    return result
-                await copies.make()
-                owned = copies.owned(result)
+                owned = result
+                if copies.find(result):
+                    await copies.make()
+                    owned = copies.owned(result)
+                leak = await copies.leak([owned])
+                if leak is not None:
+                    raise UnsupportedError(leak)
         except Exception as error:  # noqa: BLE001 - raised with a note
             self.failure = self._noted(error, position)
             raise self.failure  # noqa: B904 - it has its cause

@@ -172,7 +172,8 @@ class Pipeline(Owner):
             The failure of a stage or of the source, after the results before it; a note names stage and item. Then
             nothing is left unfinished, all slots are free, and the pipeline can run again. Failures of several items
             are raised as an `ExceptionGroup`. An item fails with `UnsupportedError` if its result has an array of
-            another library in the slot's device memory.
+            another library in the slot's device memory, or is an object, such as a pydantic model, that holds memory
+            which a graph of the program uses.
         """
         if overlap is not None and not isinstance(overlap, bool):
             raise InvalidTypeError(f"overlap is True, False or None, not {overlap!r}")

@@ -14,6 +14,7 @@ from ..completion import Operation, gather
 from ..lowlevel import queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
+from ._result_search import holder_of_array
 from ._slot_memory import SlotMemory
 from ._slot_ranges import SlotRanges
 
@@ -60,7 +61,8 @@ class ResultCopies:
     """
 
     def __init__(self, memory: SlotMemory, stream: Stream) -> None:
-        self._ranges = SlotRanges(memory)
+        self._memory = memory
+        self._ranges = SlotRanges(memory.pinned.values(), memory.buffers.values())
         self._stream = stream
         self._parts: dict[int, Any] = {}  # by id
         self._plain: dict[int, Any] = {}  # containers of plain objects by id: many results may have the same one
@@ -140,6 +142,26 @@ class ResultCopies:
         """Return CUDA's handle of the stream."""
         device = self._stream.device
         return device.driver.stream_handle(resources_of(device).streams.handle_of(queue_of(self._stream)))
+
+    async def leak(self, results: Sequence[Any]) -> str | None:
+        """Return why a result would change with the slot's next item; None if none would. The parts were copied.
+
+        Objects that are no containers are passed on as they are, and the slot lets go of memory that one of them holds.
+        It cannot do that if a graph of the program uses the memory. The reference counts do not show whether a result
+        holds it: the graph and the program do so, too.
+        """
+        pinned, buffers = self._memory.of_graphs()
+        if not (pinned or buffers):
+            return None
+        holder = await holder_of_array(results, SlotRanges(pinned, buffers), PLAIN)
+        if holder is None:
+            return None
+        kind = type(holder)
+        return (
+            f"a result is a {kind.__module__}.{kind.__qualname__} that holds an array in the memory of its slot, which "
+            "a graph uses, so it would change with the next launch. aiocuda copies arrays only in lists, tuples, dicts "
+            "and dataclasses: return an array, or put a copy into the object, `array.copy()`"
+        )
 
     def owned(self, value: Any) -> Any:
         """Return a result with copies for its parts. Containers of parts are new ones; all other objects are the same.

@@ -153,6 +153,13 @@ class SlotMemory:
             self._find_owners()
         return len(held)
 
+    def of_graphs(self) -> tuple[list[PinnedBuffer], list[DeviceBuffer]]:
+        """Return the memory that a graph of the program uses. The slot cannot let go of it."""
+        return (
+            [array for name, array in self.pinned.items() if self._is_fixed((True, name))],
+            [buffer for name, buffer in self.buffers.items() if self._is_fixed((False, name))],
+        )
+
     def _let_go(self, key: Key) -> None:
         is_pinned, name = key
         if is_pinned:

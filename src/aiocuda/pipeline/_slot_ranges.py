@@ -12,14 +12,13 @@ import numpy.typing as npt
 from .._base._arrays import extent_of
 from ..errors import UnsupportedError
 from ..lowlevel import block_of, bounds_on_device
-from ..memory import DeviceBuffer
-from ._slot_memory import SlotMemory
+from ..memory import DeviceBuffer, PinnedBuffer
 
 __all__ = ["SlotRanges"]
 
 
 class SlotRanges:
-    """The addresses of a slot's memory at one moment.
+    """The addresses of some memory of a slot at one moment.
 
     Arrays are compared by their bounds, and not by the objects that they refer to: a library may have made a view from
     the address alone.
@@ -32,10 +31,10 @@ class SlotRanges:
 
     __slots__ = ("_clean", "_host", "_on_device", "tensor_type")
 
-    def __init__(self, memory: SlotMemory) -> None:
-        self._host: list[npt.NDArray[Any]] = list(memory.pinned.values())
+    def __init__(self, pinned: Iterable[PinnedBuffer], buffers: Iterable[DeviceBuffer]) -> None:
+        self._host: list[npt.NDArray[Any]] = list(pinned)
         self._on_device: list[tuple[int, int]] = []
-        for block in map(block_of, memory.buffers.values()):
+        for block in map(block_of, buffers):
             if not block.freed:
                 self._on_device.append((block.address, block.address + block.nbytes))
         self._clean: object = None  # the last array that views were of, and that is not in the memory

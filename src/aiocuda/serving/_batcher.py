@@ -172,8 +172,9 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         DeviceFault
             The device has faulted, now or earlier.
         BatchError
-            The function returned the wrong number of results, or its exception cannot be copied; or this result has a
-            part in the slot's device memory, as an array of another library.
+            The function returned the wrong number of results, or its exception cannot be copied; this result has a part
+            in the slot's device memory, as an array of another library; or a result of the batch is an object, such as
+            a pydantic model, with a part in the memory of a graph of the program.
         ClosedError
             The batcher is closed, or was left by an exception.
         InvalidArgumentError, InvalidTypeError

@@ -20,6 +20,7 @@ class OverloadedError(QueueFullError):
 class BatchError(AiocudaError, RuntimeError):
     """The function of a `MicroBatcher` returned the wrong number of results, or its exception cannot be copied.
 
+    It is also raised if a result holds memory that a graph of the program uses, inside of an object that is not copied.
     All requests of the batch get this error. ``__cause__`` is the function's exception, if there is one. A request
     gets it alone if its result has a part in the slot's memory that cannot be copied.
     """

@@ -71,6 +71,11 @@ async def own_outcomes(results: Any, size: int, copies: ResultCopies) -> tuple[l
     """Return the outcomes of a batch, and of how many of them a part was copied.
 
     An array with an item for each request is copied as a whole. A result that cannot be copied fails its request.
+
+    Raises
+    ------
+    BatchError
+        As `outcomes`; or a result has an array in the memory of a graph, inside of an object that is not copied.
     """
     if copies.is_array(results):
         is_shared = copies.find(results)
@@ -89,10 +94,14 @@ async def own_outcomes(results: Any, size: int, copies: ResultCopies) -> tuple[l
                 shared.append(position)
         except Exception as error:  # noqa: BLE001 - the request gets it
             found[position] = _cannot_copy(error)
-    if not shared:
-        return found, 0
-    await copies.make()
-    return found, await _replace(found, shared, copies)
+    copied = 0
+    if shared:
+        await copies.make()
+        copied = await _replace(found, shared, copies)
+    leak = await copies.leak([outcome for outcome in found if not is_failure(outcome)])
+    if leak is not None:
+        raise BatchError(leak)
+    return found, copied
 
 
 async def _replace(found: list[Any], positions: list[int], copies: ResultCopies) -> int:
