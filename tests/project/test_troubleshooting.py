@@ -164,6 +164,13 @@ async def unordered(device: aiocuda.Device, stream: Stream) -> None:
         other.fill(buffer, 2)
 
 
+async def source_written(device: aiocuda.Device, stream: Stream) -> None:
+    array = np.zeros(4, np.float32)
+    uploaded = stream.upload(array)
+    array[:] = 1
+    await uploaded
+
+
 async def task_of_an_operation(device: aiocuda.Device, stream: Stream) -> None:
     await asyncio.create_task(stream.synchronize())
 
@@ -195,6 +202,7 @@ async def loop_without_readers(device: aiocuda.Device, stream: Stream) -> None:
 PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
+    source_written,
     *(task_of_an_operation, name_of_a_subpackage, keyword_of_another_library, loop_without_readers),
 ]
 

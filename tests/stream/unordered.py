@@ -31,7 +31,7 @@ from aiocuda import (
 from aiocuda.stream import Conflict
 from tests.helpers import AFFINE, quickly
 
-__all__ = ["CORRECT", "RACES", "TWO_DEVICES", "N", "Program", "World", "world_of"]
+__all__ = ["CORRECT", "HOST_ARRAYS", "RACES", "TWO_DEVICES", "N", "Program", "World", "world_of"]
 
 N = 64
 HALF = N // 2
@@ -54,7 +54,7 @@ class World:
         assert self.device.checker is not None
         return self.device.checker.conflicts
 
-    def affine(self, stream: Stream, buffer: DeviceBuffer) -> Any:
+    def affine(self, stream: Stream, buffer: Any) -> Any:
         return stream.launch(AFFINE, 1, N, buffer, N, 3, 1)
 
 
@@ -251,6 +251,68 @@ TWO_DEVICES: list[Program] = [
     copy_to_another_device_without_a_wait,
     source_on_another_device_is_overwritten,
     wait_of_the_wrong_device,
+]
+
+
+# -- host arrays that the program writes while an operation reads them -------------------------------------------------
+
+
+async def small_array_is_written_after_the_copy(world: World) -> None:
+    host = np.zeros(N, np.uint32)
+    copied = world.left.copy(world.x, host)
+    host[-1] = 1
+    await quickly(copied)
+
+
+async def large_array_is_written_after_the_upload(world: World) -> None:
+    host = np.zeros((512, 512), np.float32)
+    uploaded = world.left.upload(host)
+    host[3, 4] = 1
+    await quickly(uploaded)
+
+
+async def bytes_are_written_after_the_upload(world: World) -> None:
+    host = bytearray(1000)
+    uploaded = world.left.upload(host)
+    host[10] = 1
+    await quickly(uploaded)
+
+
+async def pinned_array_is_written_for_the_next_item(world: World) -> None:
+    host = await quickly(world.device.pinned(N, np.uint32))
+    copied: Any = None
+    for item in range(3):
+        host[:] = item
+        copied = world.left.copy(world.x, host)
+    await quickly(copied)
+
+
+async def array_is_written_before_a_stream_that_waits_is_awaited(world: World) -> None:
+    host = np.zeros(N, np.uint32)
+    world.left.copy(world.x, host)
+    world.right.wait(world.left)
+    read = world.right.download(world.x)
+    host[:] = 1
+    await quickly(read)
+
+
+async def source_of_a_graph_is_written_after_the_launch(world: World) -> None:
+    host = await quickly(world.device.pinned(N, np.uint32))
+    host[:] = 0
+    with world.left.capture() as graph:
+        world.left.copy(world.x, host)
+    launched = graph.launch(world.left)
+    host[0] = 1
+    await quickly(launched)
+
+
+HOST_ARRAYS: list[Program] = [
+    small_array_is_written_after_the_copy,
+    large_array_is_written_after_the_upload,
+    bytes_are_written_after_the_upload,
+    pinned_array_is_written_for_the_next_item,
+    array_is_written_before_a_stream_that_waits_is_awaited,
+    source_of_a_graph_is_written_after_the_launch,
 ]
 
 
@@ -456,6 +518,80 @@ async def buffers_that_are_freed_and_allocated_again(world: World) -> None:
         world.right.fill(other, 2)
 
 
+async def host_arrays_that_are_written_after_an_await(world: World) -> None:
+    """Of the copy, of later work of its stream, or of a stream that waits for it: the host knows that it has ended."""
+
+    async def copy(host: Any) -> None:
+        await quickly(world.left.copy(world.x, host))
+
+    async def later_work(host: Any) -> None:
+        world.left.copy(world.x, host)
+        await quickly(world.left.fill(world.y, 1))
+
+    async def event(host: Any) -> None:
+        world.left.copy(world.x, host)
+        await quickly(world.left.record())
+
+    async def another_stream(host: Any) -> None:
+        world.right.wait(world.left.copy(world.x, host))
+        await quickly(world.right.download(world.x))
+
+    async def event_of_a_third_stream(host: Any) -> None:
+        world.right.wait(world.left.copy(world.x, host))
+        world.far.wait(world.right)
+        await quickly(world.far.record())
+
+    async def barrier(host: Any) -> None:
+        world.left.copy(world.x, host)
+        await quickly(StreamBarrier(1).wait(world.right, world.left))
+
+    async def group(host: Any) -> None:
+        async with StreamGroup(world.device, [world.right, world.left]) as streams:
+            world.left.copy(world.x, host)
+            await quickly(streams.barrier())
+
+    async def drained(host: Any) -> None:
+        world.left.copy(world.x, host)
+        await quickly(world.device.drain())
+
+    arrays = [np.zeros(N, np.uint32), await quickly(world.device.pinned(N, np.uint32))]
+    for ways in range(3):
+        for way in (copy, later_work, event, another_stream, event_of_a_third_stream, barrier, group, drained):
+            for host in arrays:
+                host[:] = ways + 1
+                await way(host)
+                host[:] = 0
+
+
+async def host_arrays_that_streams_write_in_order(world: World) -> None:
+    host = await quickly(world.device.pinned(N, np.uint32))
+    host[:] = 0
+    world.left.copy(world.y, host)
+    world.left.download(world.x, out=host)
+    world.left.copy(world.y, host)
+    world.affine(world.left, host)  # the kernel writes pinned memory
+    world.left.copy(world.y, host)
+    world.left.submit(lambda: np.add(host, 1, out=host) if world.device.driver.name == "host" else None)
+    world.left.copy(world.y, host)
+    with world.right.capture() as graph:
+        world.right.copy(world.y, host)
+        world.affine(world.right, host)
+        world.right.download(world.x, out=host)
+    await quickly(world.left.synchronize())
+    world.right.copy(world.y, host)
+    graph.launch(world.right)
+    graph.launch(world.right)
+    await quickly(world.device.drain())
+
+
+async def host_arrays_that_several_streams_read(world: World) -> None:
+    host, constant = np.arange(N, dtype=np.uint32), bytes(100)
+    work: list[Any] = [world.left.copy(world.x, host), world.right.copy(world.y, host), world.far.copy(world.z, host)]
+    work += [stream.upload(constant) for stream in (world.left, world.right)]
+    await quickly(asyncio.gather(*work))
+    host[:] = 0
+
+
 CORRECT: list[Program] = [
     events,
     operations_and_streams,
@@ -475,4 +611,7 @@ CORRECT: list[Program] = [
     contexts,
     triple_buffers,
     buffers_that_are_freed_and_allocated_again,
+    host_arrays_that_are_written_after_an_await,
+    host_arrays_that_streams_write_in_order,
+    host_arrays_that_several_streams_read,
 ]

@@ -65,6 +65,8 @@ class Method(NamedTuple):
         The arguments with buffers, by position, and what the operation does with them.
     writes_result
         True if the operation writes the buffer that is its result.
+    host
+        The arguments that may be host memory, in the same form.
     graph
         What a captured stream does: it records a ``"node"``, or only an ``"order"`` of nodes; or it refuses the work.
         With None the method works only after the capture.
@@ -76,6 +78,7 @@ class Method(NamedTuple):
     submits: bool = True
     accesses: tuple[tuple[int, Access], ...] = ()
     writes_result: bool = False
+    host: tuple[tuple[int, Access], ...] = ()
     graph: Literal["node", "order"] | Refusal | None = None
 
 
@@ -92,18 +95,21 @@ METHODS: Final = {
             "upload",
             Kind("upload", "memory", "#2f6fb0", size="moved"),
             writes_result=True,
+            host=((0, "reads"),),
             graph=Refusal("a new buffer", "make it before the `with` block, then `stream.copy(buffer, pinned_array)`"),
         ),
         Method(
             "launch",
             Kind("launch", "compute", "#e08a1e"),
             accesses=((3, "declared"),),
+            host=((3, "declared"),),
             graph="node",
         ),
         Method(
             "download",
             Kind("download", "memory", "#3a9a5b", size="moved", needed=True),
             accesses=((0, "reads"),),
+            host=((1, "writes"),),
             graph="node",
         ),
         Method(
@@ -111,6 +117,7 @@ METHODS: Final = {
             Kind("copy", "memory", "#7a5aa8", size="moved"),
             also=("upload", "download"),
             accesses=((1, "reads"), (0, "writes")),
+            host=((1, "reads"), (0, "writes")),
             graph="node",
         ),
         Method(
@@ -135,6 +142,7 @@ METHODS: Final = {
             "submit",
             Kind("submit", "compute", "#5a62c8", needed=True),
             accesses=((1, "each"), (2, "each")),
+            host=((1, "each"),),
             graph=Refusal("a function of the program", "capture its work by the library that enqueues it"),
         ),
         Method(

@@ -22,6 +22,7 @@ from ...errors import (
     WrongLoopError,
 )
 from ...memory._block import Block
+from ...memory._pinned import PinnedBuffer
 from .._resources import DeviceResources
 from ..streams._checker import Touch
 from ..streams._stream import Stream
@@ -274,7 +275,16 @@ class Graph(ProcessLocal):
             checker.wait(queue, self._last)  # the driver keeps the order of its launches
         # A pipeline launches the graph of a stage: the lines of the stage are those of the program.
         line = SourceLine.of_direct_caller("device", "coordination")
-        return stream._hook.call("launch_graph", self._launch, stream, self._touches(line))
+        operation: StreamOperation[None]
+        operation = stream._hook.call("launch_graph", self._launch, stream, self._touches(line))
+        for node in self._nodes:
+            for written in node.keep:
+                if node.kind in ("launch", "download") and isinstance(written, PinnedBuffer):
+                    checker.sources.written(written, operation)
+        for node in self._nodes:
+            if node.kind == "upload":
+                checker.watch_source(queue, node.keep[1], operation, line or node.line)
+        return operation
 
     def _touches(self, line: SourceLine | None) -> list[Touch]:
         """Return what a launch does with device memory: one access to each range of bytes.

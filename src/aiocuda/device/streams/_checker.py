@@ -30,7 +30,11 @@ from ...kernels import Kernel
 from ...memory._accesses import Accesses
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of, offset_of
+from ...memory._pinned import PinnedBuffer
+from ...memory.interchange._host_arrays import as_source
 from .._event import Event
+from ._clocks import Clock, Stamp
+from ._sources import HostSources
 
 __all__ = ["Checker", "CheckingHook", "Conflict", "Touch", "touches_of"]
 
@@ -64,14 +68,20 @@ class Conflict:
     """Two unordered accesses to the same bytes."""
 
     first: str  #: ``file:line`` of the two in the user's code
-    second: str
+    second: str  #: empty if the program has written a host array: no operation does that
     first_kind: str  #: the kinds of the operations: ``"launch"``, ``"upload"`` …
     second_kind: str
     first_stream: str  #: the names of their streams
     second_stream: str
-    memory: str  #: the buffer
+    memory: str  #: the buffer or the host array
 
     def __str__(self) -> str:
+        if not self.second:
+            return (
+                f"the program has written {self.memory} before the end of the {self.first_kind} on {self.first_stream} "
+                f"at {self.first}, which reads it, by a line that the checker cannot name: await the {self.first_kind} "
+                "before that line"
+            )
         return (
             f"nothing puts these two in order, and one of them writes {self.memory}: {self.first_kind} on "
             f"{self.first_stream} at {self.first}, and {self.second_kind} on {self.second_stream} at {self.second}; "
@@ -79,58 +89,12 @@ class Conflict:
         )
 
 
-class _Stamp(NamedTuple):
-    """The place of an operation in the order."""
-
-    number: int  # of its stream
-    tick: int  # its number in the stream
-    seen: dict[int, int]  # the ticks of the other streams that come before it, by their numbers
-
-    def add_to(self, ticks: dict[int, int]) -> None:
-        """Add the operation, and all before it, to the newest ticks of each stream."""
-        for number, tick in [*self.seen.items(), (self.number, self.tick)]:
-            if tick > ticks.get(number, 0):
-                ticks[number] = tick
-
-    def covers(self, number: int, tick: int) -> bool:
-        """Return whether it is this operation, or comes after it."""
-        return (self.tick if number == self.number else self.seen.get(number, 0)) >= tick
-
-
-class _Clock:
-    """The vector clock of a stream: what comes before its next operation."""
-
-    __slots__ = ("name", "number", "seen", "tick")
-
-    def __init__(self, number: int, name: str) -> None:
-        self.number = number
-        self.name = name
-        self.tick = 0  # the number of its own operations
-        self.seen: dict[int, int] = {}  # of other streams; never changed in place, since operations refer to it
-
-    def advance(self) -> _Stamp:
-        """Count an operation of the stream. Return its stamp."""
-        self.tick += 1
-        return self.stamp()
-
-    def stamp(self) -> _Stamp:
-        """Return the stamp of the newest operation."""
-        return _Stamp(self.number, self.tick, self.seen)
-
-    def join(self, stamp: _Stamp) -> None:
-        """Come after an operation."""
-        joined = dict(self.seen)
-        stamp.add_to(joined)
-        joined.pop(self.number, None)
-        self.seen = joined
-
-
 class _Entry:
     """One operation's accesses."""
 
     __slots__ = ("__weakref__", "kind", "line", "number", "operation", "stream", "tick")
 
-    def __init__(self, clock: _Clock, kind: str, line: SourceLine, operation: StreamOperation[Any] | None) -> None:
+    def __init__(self, clock: Clock, kind: str, line: SourceLine, operation: StreamOperation[Any] | None) -> None:
         self.number = clock.number
         self.tick = clock.tick
         self.stream = clock.name
@@ -159,19 +123,20 @@ class Checker:
 
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []
-        self._clocks: weakref.WeakKeyDictionary[StreamQueue, _Clock] = weakref.WeakKeyDictionary()
+        self._clocks: weakref.WeakKeyDictionary[StreamQueue, Clock] = weakref.WeakKeyDictionary()
         #: The operations that are alive, by their ids.
-        self._stamps: dict[int, tuple[weakref.ref[StreamOperation[Any]], _Stamp]] = {}
+        self._stamps: dict[int, tuple[weakref.ref[StreamOperation[Any]], Stamp]] = {}
         self._host: dict[int, int] = {}  # the newest ticks that the host knows to be done; see also `_is_known`
+        self.sources = HostSources()
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
         self._numbers = itertools.count()
         self._declarations = _Declarations()
         self._lock = threading.RLock()  # of the records; a finaliser that runs meanwhile may enqueue work
 
-    def _clock(self, queue: StreamQueue) -> _Clock:
+    def _clock(self, queue: StreamQueue) -> Clock:
         clock = self._clocks.get(queue)
         if clock is None:
-            clock = self._clocks.setdefault(queue, _Clock(next(self._numbers), queue.name))
+            clock = self._clocks.setdefault(queue, Clock(next(self._numbers), queue.name))
         return clock
 
     def stamp(self, queue: Queue, operation: StreamOperation[Any]) -> None:
@@ -179,7 +144,9 @@ class Checker:
         key = id(operation)
         if key not in self._stamps:
             ended = weakref.ref(operation, functools.partial(self._ended, key))
-            self._stamps[key] = ended, self._clock(own_queue(queue)).advance()
+            stamp = self._clock(own_queue(queue)).advance()
+            self._stamps[key] = ended, stamp
+            self.sources.follow(operation, stamp)
 
     def _ended(self, key: int, _: object) -> None:
         """An operation is gone. Its queue held it until it was done, so the host knows that all before it is."""
@@ -230,11 +197,9 @@ class Checker:
     @contextlib.contextmanager
     def access(self, queue: Queue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
-        line: SourceLine | None = None
+        line = self._line()
         if self._declarations.newest is not None:
-            line, touches = self._declarations.newest
-        if line is None:
-            line = SourceLine.of_caller()
+            touches = self._declarations.newest[1]
         clock = self._clock(own_queue(queue))
         with self._lock:
             for touch in touches:
@@ -247,7 +212,25 @@ class Checker:
             for touch in touches:
                 self._note(_Entry(clock, kind, touch.line or line, enqueued[-1] if enqueued else None), touch)
 
-    def _find_conflicts(self, clock: _Clock, kind: str, line: SourceLine, touch: Touch) -> None:
+    def _line(self) -> SourceLine:
+        """Return the line of the program that calls a method now, or is declared."""
+        declared = self._declarations.newest
+        return SourceLine.of_caller() if declared is None else declared[0]
+
+    def watch_source(
+        self, queue: Queue, source: Any, operation: StreamOperation[Any], captured_at: SourceLine | None = None
+    ) -> None:
+        """Look whether the program writes an array on the host before the end of an operation that reads it."""
+        array, line, stamp = as_source(source), captured_at or self._line(), self._stamps[id(operation)][1]
+
+        def changed() -> None:
+            if not self._is_known(stamp.number, stamp.tick):
+                memory = f"the host array of shape {array.shape} {array.dtype}"
+                self.report(Conflict(str(line), "", operation.kind, "write", own_queue(queue).name, "", memory), line)
+
+        self.sources.watch(array, operation, stamp, changed)
+
+    def _find_conflicts(self, clock: Clock, kind: str, line: SourceLine, touch: Touch) -> None:
         known = self._records.get(id(touch.block))
         if known is None:
             return
@@ -308,6 +291,8 @@ class CheckingHook:
             with checker.access(queue, kind, touches_of(row.accesses, args)) as enqueued:
                 result = proceed(*args)
                 enqueued.append(cast("StreamOperation[Any]", result))
+            if row.host:
+                self._note_host_memory(row.host, args, cast("StreamOperation[Any]", result))
             return result
         result = proceed(*args)
         operation: Any = result.operation if isinstance(result, Event) else result
@@ -316,11 +301,30 @@ class CheckingHook:
             touches = [_touch(target, False, True)] if isinstance(target, DeviceBuffer) else []
             with checker.access(queue, method, touches) as enqueued:
                 enqueued.append(operation)
+            self._note_host_memory(row.host, args, operation)
         elif row.kind is not None and isinstance(operation, StreamOperation):
             if method == "wait":
                 self._note_wait(*args)
             checker.stamp(queue, operation)
         return result
+
+    def _note_host_memory(
+        self, accesses: tuple[tuple[int, Access], ...], args: tuple[Any, ...], operation: StreamOperation[Any]
+    ) -> None:
+        """Note what the operation reads and writes on the host."""
+        checker = self._checker
+        for index, access in accesses:
+            argument = args[index]
+            if access == "reads" and not isinstance(argument, DeviceBuffer):
+                checker.watch_source(self._queue, argument, operation)
+            elif access == "writes" and argument is not None and not isinstance(argument, DeviceBuffer):
+                checker.sources.written(as_source(argument), operation)
+            elif access == "each":
+                checker.sources.written(None, operation)
+            elif access == "declared":
+                for pinned in argument:
+                    if isinstance(pinned, PinnedBuffer):
+                        checker.sources.written(pinned, operation)
 
     def _note_wait(self, other: Any) -> None:
         checker, queue = self._checker, self._queue
