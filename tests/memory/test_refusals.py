@@ -11,7 +11,7 @@ import pytest
 
 from aiocuda import DriverError, StaleHandleError
 from aiocuda.device._resources import resources_of
-from aiocuda.memory import Adaptor
+from aiocuda.memory import Adaptor, MemoryResource
 from tests.helpers import PATIENCE, Latch, Reports, open_peer, quickly, refusal
 
 pytestmark = pytest.mark.asyncio
@@ -70,6 +70,40 @@ async def test_one_block_that_is_refused_does_not_take_the_others_with_it() -> N
             refusing = False
             device.memory.sweep(resources_of(device).loop_states.here().reactor)
         assert device.memory.statistics().live_bytes == before + 4
+
+
+class Refusing(Adaptor):
+    """Refuses the first free of each block, and allocates the same address again."""
+
+    def __init__(self, upstream: MemoryResource) -> None:
+        super().__init__(upstream)
+        self.kept: list[int] = []
+        self.refuses = True
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        self.refuses = True
+        return self.kept.pop() if self.kept else super().allocate(nbytes, stream)
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        if self.refuses:
+            self.refuses = False
+            raise refusal()
+        self.kept.append(address)
+
+
+async def test_each_block_that_is_refused_is_reported_also_at_the_same_address() -> None:
+    async with open_peer() as (_, device), device.stream() as stream:
+        device.memory.use(Refusing)
+        addresses = set()
+        with Reports() as reports:
+            for _ in range(3):
+                buffer = await stream.upload(np.ones(100, np.float32))
+                addresses.add(buffer.address)
+                del buffer
+                gc.collect()
+                for _ in range(2):  # the first free is refused
+                    device.memory.sweep(resources_of(device).loop_states.here().reactor)
+            assert (len(addresses), len(reports.failures)) == (1, 3)
 
 
 async def test_deferred_frees_go_on_although_one_is_refused() -> None:

@@ -247,11 +247,11 @@ class Scope:
             )  # fmt: skip
 
     def adopt(self, owner: Owner, scope: Scope) -> None:
-        """Refuse with the child, first to last, and end it before this object, last to first.
+        """Refuse with the child, first to last, and end it before this object, last to first. Forget closed children.
 
         The wait for the children has no limit here: each keeps its own.
         """
-        self._children += ((owner, scope),)
+        self._children = (*(child for child in self._children if not child[1].closed), (owner, scope))
 
     @contextlib.contextmanager
     def inside(self, task: asyncio.Task[Any] | None = None) -> Iterator[None]:

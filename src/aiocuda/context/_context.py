@@ -160,7 +160,7 @@ class ManagedContext(Owner):
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """The pipelines that `pipeline` has made."""
+        """The pipelines that `pipeline` has made. Making one forgets those that have been closed."""
         return tuple(part for part in self._parts if isinstance(part, Pipeline))
 
     def pipeline(
@@ -188,7 +188,7 @@ class ManagedContext(Owner):
     def _part(self, part: AnyPart) -> AnyPart:
         self._check_open(self.device)
         self._scope.adopt(part, part._scope)
-        self._parts.append(part)
+        self._parts = [*(known for known in self._parts if not known._scope.closed), part]
         return part
 
     def _check_open(self, device: Device) -> None:

@@ -94,7 +94,7 @@ class DeviceMemory(MemoryFields):
         self._reactor = reactor
         self._known_reactor = known_reactor
         self._deferred: deque[DeferredFree] = deque()
-        self._refused: set[int] = set()  # addresses of frees that were refused, and reported
+        self._refused: set[int] = set()  # addresses of live blocks whose free was refused, and reported
         self._own_stream: int | None = None  # for frees in no stream's order; made at the first use
         self._own_stream_lock = threading.Lock()  # held while it is made
         #: The pool of managed memory.
@@ -290,6 +290,8 @@ class DeviceMemory(MemoryFields):
         except BaseException:
             self.count(address, nbytes, home, resource)
             raise
+        if self._refused:
+            self._refused.discard(address)  # the next block at this address is another one
 
     # -- sweep ---------------------------------------------------------------------------------------------------
 

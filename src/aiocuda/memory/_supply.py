@@ -144,10 +144,17 @@ class Supply:
         return max(0, before - self.pool.reserved_bytes)
 
     def release(self, queue: StreamQueue) -> None:
-        """Free the memory that is kept for a stream, which is about to be destroyed."""
+        """Free the memory that is kept for a stream, which is about to be destroyed, and forget its records."""
+        stream = queue.handle
+        kept = self.free_lists.tables()[0].get(stream, {})
+        addresses = [address for of_size in list(kept.values()) for address in of_size]
+        if len(self._resources) > 1:  # an adaptor does not say which addresses it keeps
+            addresses += [address for address, record in tuple(self.kept.items()) if record[0] == stream]
+        for address in addresses:
+            self.kept.pop(address, None)
         for resource in (self.free_lists, *self._resources):
             try:
-                resource.release(queue.handle)
+                resource.release(stream)
             except DeviceFault:
                 return  # every later call fails, too: the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it

@@ -43,6 +43,9 @@ T = TypeVar("T")
 #: Conflicts that `Checker.conflicts` keeps. Later ones are only warned of.
 MOST_KEPT = 1000
 
+#: Streams that a vector clock knows before those that are gone are dropped.
+MANY_SEEN = 64
+
 #: Readers of one memory before those that have passed are dropped.
 MANY_READERS = 64
 
@@ -151,19 +154,34 @@ class Checker:
     def _ended(self, key: int, _: object) -> None:
         """An operation is gone. Its queue held it until it was done, so the host knows that all before it is."""
         self._stamps.pop(key)[1].add_to(self._host)
+        self._host = self._without_gone(self._host)
 
     def _is_known(self, number: int, tick: int) -> bool:
         """Return whether the host knows that an operation is done, by any operation that comes after it."""
-        return self._host.get(number, 0) >= tick or any(
-            stamp.covers(number, tick) and (operation := known()) is not None and operation.status == DONE
-            for known, stamp in list(self._stamps.values())
+        return (
+            self._host.get(number, 0) >= tick
+            or number not in self._numbers_of_queues()
+            or any(
+                stamp.covers(number, tick) and (operation := known()) is not None and operation.status == DONE
+                for known, stamp in list(self._stamps.values())
+            )
         )
+
+    def _numbers_of_queues(self) -> set[int]:
+        return {clock.number for clock in list(self._clocks.values())}
+
+    def _without_gone(self, ticks: dict[int, int]) -> dict[int, int]:
+        """Return the ticks, if they have become many without those of queues that are gone: their work is done."""
+        if len(ticks) < MANY_SEEN or len(ticks) <= 2 * len(self._clocks):
+            return ticks
+        known = self._numbers_of_queues()
+        return {number: tick for number, tick in ticks.items() if number in known}
 
     def wait(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that the stream waits for an operation of another stream."""
         known = self._stamps.get(id(operation))
         if known is not None:
-            self._clock(queue).join(known[1])
+            self._join(queue, known[1])
         else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
             self.wait_for_all(queue, operation.queue)
 
@@ -174,7 +192,12 @@ class Checker:
 
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
         """Note that the stream waits for all work of another stream."""
-        self._clock(queue).join(self._clock(other).stamp())
+        self._join(queue, self._clock(other).stamp())
+
+    def _join(self, queue: StreamQueue, stamp: Stamp) -> None:
+        clock = self._clock(queue)
+        clock.join(stamp)
+        clock.seen = self._without_gone(clock.seen)
 
     @staticmethod
     def touches(accesses: Iterable[tuple[object, int, int, bool, bool]]) -> Sequence[Touch]:
