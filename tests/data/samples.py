@@ -220,3 +220,39 @@ def writes_patterns(sample: Any, out: Any) -> None:
     """Write the bytes that a row is filled with when it is checked."""
     for name, view in out.items():
         view[...] = np.frombuffer(bytes([(0xA5, 0x5A)[sample % 2]]) * 8, view.dtype)[0] if name == "y" else 0
+
+
+class Redraws:
+    """A dataset that draws its indices for each epoch."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self.epoch = 0
+        self.large = bytes(nbytes)
+        self.drawn = np.arange(6)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return 100 * self.epoch + int(self.drawn[index])
+
+    def redraw(self) -> None:
+        self.epoch += 1
+        self.drawn[:] = np.random.default_rng(self.epoch).permutation(6)  # in place
+
+
+class Adds:
+    """A decoder with a state, which may refuse to be loaded again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.refuses = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if self.refuses:
+            raise LookupError("not loaded")
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        out["x"][...] = 0
+        out["y"][...] = sample + self.number

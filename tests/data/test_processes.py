@@ -33,12 +33,14 @@ from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
 from aiocuda.errors import DriverError
 from tests.data.samples import (
     FIELDS,
+    Adds,
     BadSampleError,
     DiesAt,
     DiesOnce,
     LoadsOnce,
     NotLoadedError,
     Poisons,
+    Redraws,
     Squares,
     Unpicklable,
     arrays,
@@ -127,6 +129,74 @@ async def test_processes_do_not_import_the_library(device: Device) -> None:
         async for batch in each:
             assert not (await batch.stream.download(batch["x"])).any()
             assert (await batch.stream.download(batch["y"])).max() <= 10
+
+
+# -- a source that changes between epochs ----------------------------------------------------------------------------
+
+
+def drawn(source: Redraws) -> list[int]:
+    return [source[index] for index in range(len(source))]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("options", [{"executor": "thread"}, {"workers": 2}], ids=["threads", "processes"])
+async def test_a_source_that_draws_again_is_the_new_one_in_each_epoch(device: Device, options: dict[str, Any]) -> None:
+    source, decode = Redraws(), Adds(0)
+    async with loader(device, source, decode, batch_size=1, **options) as each:
+        source.redraw()  # also before the first epoch
+        for _ in range(3):
+            assert await everything(each) == drawn(source)
+            source.redraw()
+            assert await everything(each) == drawn(source)
+            assert await everything(each) == drawn(source)
+            source.redraw()
+        decode.number = 1000
+        assert await everything(each) == [1000 + number for number in drawn(source)]
+
+
+@pytest.mark.asyncio
+async def test_processes_that_are_replaced_have_the_new_source(device: Device) -> None:
+    source = Redraws()
+    async with loader(device, source, Adds(0), batch_size=1, restarts=2) as each:
+        source.redraw()
+        assert await everything(each) == drawn(source)
+        before = each.worker_pids
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: each.statistics().restarts == 2 and not set(before) & set(each.worker_pids))
+        assert await everything(each) == drawn(source)
+
+
+@pytest.mark.asyncio
+async def test_a_large_source_stays_as_it_was(device: Device) -> None:
+    source = Redraws(nbytes=1 << 20)
+    before = drawn(source)
+    async with loader(device, source, Adds(0), batch_size=1) as each:
+        source.redraw()
+        assert await everything(each) == before
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_cannot_be_pickled_any_more_stays_as_it_was(device: Device) -> None:
+    source = Redraws()
+    async with loader(device, source, Adds(0), batch_size=1) as each:
+        before = drawn(source)
+        source.redraw()
+        source.large = memoryview(b"")  # type: ignore[assignment]  # as a file that `__getitem__` has opened
+        assert await everything(each) == before
+
+
+@pytest.mark.asyncio
+async def test_a_changed_source_that_a_process_cannot_load_fails_its_samples(device: Device) -> None:
+    decode = Adds(0)
+    async with loader(device, Redraws(), decode, batch_size=1) as each:
+        assert len(await everything(each)) == 6
+        decode.refuses = True
+        with pytest.raises(LookupError, match="not loaded") as caught:
+            await everything(each)
+        assert "when a worker process of the loader loaded the changed source and decode=" in caught.value.__notes__
+        decode.refuses = False
+        assert len(await everything(each)) == 6
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

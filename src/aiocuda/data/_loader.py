@@ -207,6 +207,7 @@ class DataLoader(Owner):
             if self._batches is not batches:
                 batches.check_new()
                 await self._end_run(resources)
+                await self._check_open().renew_source()
                 self._begin(batches, self._check_open())
             run = self._run
             assert run is not None

@@ -36,12 +36,13 @@ MOST_TRIES = 2
 class _Place:
     """The place of one worker process: the process, which may be replaced by another one, and its request."""
 
-    __slots__ = ("_timer", "attempt", "exit_code", "is_ready", "job", "number", "rows", "tries", "worker")
+    __slots__ = ("_timer", "attempt", "exit_code", "is_ready", "job", "number", "renewed", "rows", "tries", "worker")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.worker: WorkerProcess | None = None
         self.is_ready = False  # the worker takes requests
+        self.renewed: bytes | None = None  # the source that the worker has got with a request
         self.job: BatchJob | None = None  # of the request; None if there is none
         self.rows: Sequence[int] = ()
         self.attempt = 0  # counts the requests that were begun
@@ -54,6 +55,7 @@ class _Place:
     def occupy(self, worker: WorkerProcess) -> WorkerProcess:
         """Return the process, which has the place from now on. It does not take requests yet."""
         self.worker = worker
+        self.renewed = None
         return worker
 
     def open(self, replied: Callable[[_Place, Reply, memoryview], None], ended: Callable[[_Place], None]) -> None:
@@ -161,6 +163,7 @@ class ProcessDecoders:
         self._timeout = timeout
         self._closed = False
         self._source, self._parts = payload
+        self._renewed: bytes | None = None  # the source and the decoder, if they have changed since the start
         self._places = [_Place(number) for number in range(workers)]
         self._free: list[_Place] = []  # without a request
         self._decoding: dict[BatchJob, None] = {}
@@ -213,6 +216,10 @@ class ProcessDecoders:
             self._next(place)
         else:
             self._send(place)
+
+    def renew(self, pickle: bytes) -> None:
+        """Have each process load this source and decoder, with its next request."""
+        self._renewed = pickle
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -273,8 +280,10 @@ class ProcessDecoders:
         job, rows = place.job, place.rows
         assert job is not None
         assert place.worker is not None
-        indices = job.plan.indices
-        place.worker.ask(Request(job.slot.number, tuple(rows), tuple(indices[row] for row in rows), samples), buffers)
+        own = tuple(job.plan.indices[row] for row in rows)
+        renewed = None if place.renewed is self._renewed else self._renewed
+        place.renewed = self._renewed
+        place.worker.ask(Request(job.slot.number, tuple(rows), own, samples, renewed), buffers)
         if self._timeout is not None:
             place.start_timer(self._timeout, self._expire)
 

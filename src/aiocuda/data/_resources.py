@@ -124,6 +124,16 @@ class LoaderResources:
         if pinned:
             self.slots = HostSlots(self.device, self.options.layout, pinned)
 
+    async def renew_source(self) -> None:
+        """Have the processes load the source and the decoder again, if these have changed since the last epoch."""
+        payload, processes = self._payload, self._processes
+        if payload is None or payload.known is None or processes is None:
+            return
+        present = await self._reactor.jobs.run(payload.present)
+        if present is not None and present != payload.known:
+            payload.known = present
+            processes.renew(present)
+
     # -- work on threads and in processes ------------------------------------------------------------------------
 
     def read(self, reader: StreamReader, read: Callable[[BatchPlan | None, BaseException | None], object]) -> None:

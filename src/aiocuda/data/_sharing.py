@@ -85,8 +85,17 @@ class SharedFile:
             self.fd = -1
 
 
+#: The largest pickle of a source and its decoder that is compared before each epoch, in bytes: it takes a millisecond.
+MOST_COMPARED = 1 << 20
+
+
 class Payload:
     """The pickled source and decoder of the program, for all worker processes.
+
+    Attributes
+    ----------
+    known : bytes or None
+        The whole pickle that the processes have; None if it is too large to be compared before each epoch.
 
     Raises
     ------
@@ -98,15 +107,26 @@ class Payload:
 
     def __init__(self, decoder: SampleDecoder, functions: dict[str, Any]) -> None:
         check_main_guard(functions, "executor='process'", ", or use executor='thread'")
+        self._decoder = decoder
+        self.known: bytes | None = None
         self._buffers: list[Buffer] = []
         try:
-            self._pickled = pickled(decoder, self._buffers).data
+            self._pickled, sizes = pickled(decoder, self._buffers)
+            if len(self._pickled) + sum(sizes) <= MOST_COMPARED:
+                self.known = pickled(decoder, None).data
         except Exception as error:
             raise InvalidTypeError(
                 f"executor='process' sends the source and decode= to other processes, and they cannot be pickled: "
                 f"{type(error).__name__}: {error}. Define functions and classes at the top of a module instead of "
                 "lambdas and local functions, open files in the worker, or use executor='thread'"
             ) from error
+
+    def present(self) -> bytes | None:
+        """Return the present pickle; None if there is none any more, as with an open file. **May block.**"""
+        try:
+            return pickled(self._decoder, None).data
+        except Exception:  # noqa: BLE001 - it could be pickled before: the processes keep that
+            return None
 
     def file(self) -> tuple[SharedFile, tuple[int, ...]]:
         """Return the pickle and its buffers as a shared file, and their sizes. **May block.**"""

@@ -63,6 +63,7 @@ class Request(NamedTuple):
     rows: tuple[int, ...]
     indices: tuple[int, ...]
     samples: tuple[Pickled, ...] | None  #: None if there is a source
+    renewed: bytes | None  #: the pickled source and decoder, if they have changed
 
 
 class Reply(NamedTuple):
@@ -111,9 +112,12 @@ class _Worker:
         self._bytes = np.frombuffer(memory, np.uint8)
         self._setup = setup
         self._decoder: SampleDecoder = _unpickled(setup)
+        self._error: BaseException | None = None  # the decoder could not be loaded
 
     def answer(self, request: Request, rest: memoryview, buffers: list[Buffer]) -> Reply:
         """Decode samples. ``rest`` has the buffers of the request, and those of the reply are added to ``buffers``."""
+        if request.renewed is not None:
+            self._renew(request.renewed)
         failures: dict[int, Failure] = {}
         results: dict[int, Pickled] = {}
         arrays = self._arrays(request.slot)
@@ -122,6 +126,8 @@ class _Worker:
         for at, row in enumerate(request.rows):
             self._status[0] = row
             try:
+                if self._error is not None:
+                    raise self._error
                 sample = None if samples is None else samples.load(at)
                 if arrays is None:
                     results[row] = pickled(self._decoder.result(request.indices[at], sample), buffers)
@@ -131,6 +137,14 @@ class _Worker:
                 failures[row] = failure_from(error)
         self._status[0] = NO_ROW
         return Reply(failures, results, time.perf_counter() - began, time.process_time() - cpu_began)
+
+    def _renew(self, pickle: bytes) -> None:
+        """Load a source and a decoder in place of the present ones. If that fails, all samples fail."""
+        try:
+            self._decoder, self._error = unpickled(pickle), None
+        except BaseException as error:  # noqa: BLE001 - the failure of each sample
+            error.add_note("when a worker process of the loader loaded the changed source and decode=")
+            self._error = error
 
     def _arrays(self, slot: int) -> dict[Any, Any] | None:
         layout = self._setup.layout
