@@ -149,6 +149,27 @@ class LoadsOnce:
         write(sample, out)
 
 
+class DiesAtStart:
+    """Ends its process at sample 3, and then so many processes while they load it."""
+
+    def __init__(self, marks: Path, times: int) -> None:
+        self.marks = marks
+        self.times = times
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        ended = len(list(self.marks.iterdir()))
+        if 0 < ended <= self.times:
+            (self.marks / str(ended)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        if sample == 3 and not list(self.marks.iterdir()):
+            (self.marks / "0").touch()
+            os._exit(7)
+        write(sample, out)
+
+
 def hangs_at_three(sample: Any, out: Any) -> None:
     if sample == 3:
         time.sleep(600)  # noqa: TID251 - longer than any timeout

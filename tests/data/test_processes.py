@@ -36,6 +36,7 @@ from tests.data.samples import (
     Adds,
     BadSampleError,
     DiesAt,
+    DiesAtStart,
     DiesOnce,
     LoadsOnce,
     NotLoadedError,
@@ -520,6 +521,26 @@ async def test_whatever_a_process_raises_at_its_start_reaches_the_consumer(
     async with loader(device, range(8), LoadsOnce(tmp_path / "mark"), workers=1, on_error=on_error) as each:
         with pytest.raises(NotLoadedError):
             await quickly(everything(each))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+async def test_a_process_that_ends_while_it_starts_is_replaced_like_any_other(
+    device: Device, tmp_path: Path, on_error: Any
+) -> None:
+    decode = DiesAtStart(tmp_path, 3)
+    async with loader(device, range(8), decode, workers=1, restarts=4, on_error=on_error) as each:
+        assert await quickly(everything(each)) == [2 * number for number in range(8)]
+        assert each.statistics().restarts == 4
+
+
+@pytest.mark.asyncio
+async def test_processes_that_end_while_they_start_use_up_the_restarts(device: Device, tmp_path: Path) -> None:
+    async with loader(device, range(8), DiesAtStart(tmp_path, 9), workers=1, restarts=3) as each:
+        with pytest.raises(WorkerLostError, match=r"exit code -9 \(SIGKILL\) before it was ready") as caught:
+            await quickly(everything(each))
+        assert each.statistics().restarts == 3
+    assert "started in place of another one, and restarts= allows no more processes" in caught.value.__notes__[0]
 
 
 @pytest.mark.asyncio

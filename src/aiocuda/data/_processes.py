@@ -386,14 +386,17 @@ class ProcessDecoders:
         return await self._jobs.run(worker.end)
 
     async def _start_another(self, place: _Place) -> None:
-        self.restarts += 1
-        worker = self._made(place)
-
-        def start() -> None:
-            worker.start()
-            worker.wait_until_ready()
-
-        await self._jobs.run(start)
+        """Start a process; another one for each that ends before it is ready, while restarts are left."""
+        while True:
+            self.restarts += 1
+            worker = self._made(place)
+            try:
+                await self._jobs.run(partial(_start, worker))
+                break
+            except WorkerLostError as error:
+                if self._closed or self._lost is not None or not self._count_restart():
+                    error.add_note("it was started in place of another one, and restarts= allows no more processes")
+                    raise
         self._connect(place)
         if self._closed:
             worker.kill()
@@ -532,6 +535,12 @@ class ProcessDecoders:
                     ends.callback(worker.end, deadline)
 
         await run(end)
+
+
+def _start(worker: WorkerProcess) -> None:
+    """Start a process, and wait until it is ready. **May block.**"""
+    worker.start()
+    worker.wait_until_ready()
 
 
 def _pickled(rows: Sequence[int], samples: Sequence[Any]) -> tuple[Any, list[Buffer], dict[int, Any]]:
