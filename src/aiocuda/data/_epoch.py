@@ -15,6 +15,7 @@ from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
 from ._job import BatchJob
 from ._resources import LoaderResources
 from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
+from ._tasks import begin_task
 from ._upload import BatchUpload, collated
 
 __all__ = ["EpochRun", "LoadingBatch"]
@@ -211,7 +212,11 @@ class EpochRun:
                 self._resources.read(self._feed, self._read)
             else:
                 self._reading = True
-                reading = asyncio.get_running_loop().create_task(self._await_source(self._feed))
+                try:
+                    reading = begin_task(self._await_source(self._feed))
+                except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
+                    self._read(None, error)
+                    return
                 if not reading.done():  # an eager task that has ended may have begun the next one
                     self._read_task = reading
 
@@ -399,8 +404,7 @@ class EpochRun:
         for batch in self._loading:
             batch.job.cancel()
         settled = await self._resources.settle(seconds)
-        loop = asyncio.get_running_loop()
-        copying = {loop.create_task(batch.upload.settle()): batch for batch in self._loading if batch.upload}
+        copying = {begin_task(batch.upload.settle()): batch for batch in self._loading if batch.upload}
         late = await end_tasks(copying, self._resources.drain_seconds)
         unknown = {batch for task, batch in copying.items() if task in late or not task.result()}
         for batch in self._loading:

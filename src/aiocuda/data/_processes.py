@@ -17,6 +17,7 @@ from ..lowlevel import Jobs
 from ._fields import Layout
 from ._job import BatchJob, RowQueue
 from ._sharing import SharedFile, SharedSlots
+from ._tasks import begin_task
 from ._threads import LoaderThreads
 from ._worker_main import Reply, Request, WorkerSetup
 from ._worker_process import END_SECONDS, WorkerProcess, error_of
@@ -352,7 +353,13 @@ class ProcessDecoders:
         place.close()
         if place in self._free:
             self._free.remove(place)
-        task = asyncio.get_running_loop().create_task(self._replaced(place, why))
+        try:
+            task = begin_task(self._replaced(place, why))
+        except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
+            if place.worker is not None:
+                place.worker.kill()
+            self._fail(place, error)
+            return
         self._replacing.add(task)
         task.add_done_callback(self._replacing_ended)
 

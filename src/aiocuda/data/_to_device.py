@@ -36,6 +36,7 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
+from ._tasks import begin_task
 from ._threads import LoaderThreads
 from ._upload import BatchUpload, parts_of
 
@@ -469,7 +470,11 @@ class SourcePass(Owner):
         self._is_reading = True
         self._read_from = self._device.driver.now()
         if isinstance(self._reader, AsyncReader):
-            reading = asyncio.get_running_loop().create_task(self._await_source(self._reader))
+            try:
+                reading = begin_task(self._await_source(self._reader))
+            except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
+                self._read(None, error)
+                return
             if not reading.done():  # an eager task that has ended may have begun the next one
                 self._read_task = reading
             return
@@ -549,12 +554,11 @@ class SourcePass(Owner):
         finally:
             uploads = [each.upload for each in self._loading if each.upload is not None]
             self._loading.clear()
-            loop = asyncio.get_running_loop()
-            await end_tasks([loop.create_task(upload.settle()) for upload in uploads], deadline.left())
+            await end_tasks([begin_task(upload.settle()) for upload in uploads], deadline.left())
             for upload in uploads:
                 upload.memory.free()
             streams, self._streams = self._streams, []
-            await end_tasks([loop.create_task(_close(stream)) for stream in streams], deadline.left())
+            await end_tasks([begin_task(_close(stream)) for stream in streams], deadline.left())
 
     async def _release(self, outcome: Outcome) -> None:
         """Do nothing: the drain has closed the streams."""
