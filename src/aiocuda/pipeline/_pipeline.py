@@ -287,7 +287,7 @@ class Pipeline(Owner):
                         failure = root_failure(error)
                         raise failure from failure.__cause__
                     item.end()
-                    resources.release(item.slot)
+                    resources.ring.end(item.slot)
                     index += 1
         except BaseException as error:
             report_unraised(error, () if item is None else (item.failure,), self.device)

@@ -126,7 +126,7 @@ class PipelineResources:
             self.loop_times.reset()
 
     def release(self, slot: Slot, *, device_may_use: bool = False) -> None:
-        """Make the slot free. If the device may still use its memory, a new slot takes its place."""
+        """Release the slot of an item that has ended early. If the device is late, a new one takes its place."""
         if device_may_use:
             self._device_is_late = True
             self.ring.replace(slot)

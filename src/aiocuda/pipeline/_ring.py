@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import time
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
@@ -21,8 +23,8 @@ from .._base._types import SourceLine
 from ..completion import Operation
 from ..coordination import Node
 from ..device import Device
-from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
-from ..lowlevel import owned, queue_of, resources_of
+from ..errors import AiocudaError, DeviceFault, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
+from ..lowlevel import CLOSED, StreamOperation, owned, queue_of, resources_of, when_passed
 from ..stream import Stream
 from ._slot import Ends, Slot, SlotContents, SlotState, checked_name, memory_of
 
@@ -99,7 +101,8 @@ class TripleBuffer(Owner):
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: dict[Slot, None] = {}  # in the order in which they were taken
-        self._in_blocks: set[Slot] = set()  # of `slot`, which makes them free
+        self._in_blocks: set[Slot] = set()  # of `slot`, which releases them
+        self._released: set[Slot] = set()  # busy, because the device still uses their memory
         self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
@@ -210,7 +213,8 @@ class TripleBuffer(Owner):
         If an operation of a slot has failed, the slot becomes free when the others have ended: its item is lost. All
         slots are moved, then the failure is raised, once. An abandoned operation counts as failed.
 
-        In an ``async with ring.slot()`` block, only the end of the block makes the slot free: it stays in its state.
+        A slot with memory that other operations use stays busy until they are over, as after `release`. In an ``async
+        with ring.slot()`` block, only the end of the block gives the slot back: it stays in its state.
 
         Raises
         ------
@@ -222,7 +226,7 @@ class TripleBuffer(Owner):
         failures: list[BaseException] = []
         for slot in tuple(self._busy):
             contents = slot._contents
-            if contents.progress is not None or not contents.is_over():
+            if contents.progress is not None or slot in self._released or not contents.is_over():
                 continue
             failure = contents.failure(slot.number)
             if failure is not None:
@@ -273,6 +277,9 @@ class TripleBuffer(Owner):
         if loop is None:
             raise wrong_loop(None, "this triple buffer", "make one in each loop")
         if self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():  # it calls back for no slot
+                for slot in tuple(self._released):
+                    self._give_up(slot)
             if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
@@ -313,20 +320,48 @@ class TripleBuffer(Owner):
         return contents
 
     def release(self, slot: Slot) -> None:
-        """Make the slot free. Nothing may use its memory any more.
+        """Give the slot back. Nothing may enqueue work on its memory any more.
+
+        The slot is free when the operations that end its states, and those that use its memory, are over; until then it
+        is busy. The call does not wait. If the end of an operation cannot be known here, because it is of another event
+        loop or of a closed device, the slot takes other memory.
 
         Raises
         ------
         StaleHandleError
             The slot was released before, or belongs to another ring.
         """
-        if type(slot) is not Slot:
-            _check_is_slot(slot)
-        if slot not in self._taken:
+        self._check_taken(slot)
+        self._released.add(slot)
+        self._free_when_over(slot)
+
+    def _check_taken(self, slot: Slot) -> None:
+        if not isinstance(slot, Slot):
+            raise InvalidTypeError(f"release takes a slot of this ring, not {slot!r}")
+        if slot not in self._taken or slot in self._released:
             raise StaleHandleError(
                 f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"
             )
+
+    def _free_when_over(self, slot: Slot, called: object = None) -> None:
+        """Make a released slot free, or let one of its operations call this again. ``called`` is the last one."""
+        if slot not in self._released:
+            return
+        end = next(iter(slot._contents.in_use()), None)
+        if end is None:
+            self._make_free(slot)
+        elif end is called or not _call_when_over(end, functools.partial(self._free_when_over, slot)):
+            self._give_up(slot)
+
+    def _give_up(self, slot: Slot) -> None:
+        """Make a released slot free, with other memory: nothing finds out when the device is done with its own."""
+        slot._contents.memory.replace(self._stream)
+        self._make_free(slot)
+
+    def _make_free(self, slot: Slot) -> None:
+        """Make a slot free, or give it to a waiter. The device is done with its memory."""
         self._taken.discard(slot)
+        self._released.discard(slot)
         if slot in self._busy:
             del self._busy[slot]
             if not self._busy:
@@ -341,7 +376,7 @@ class TripleBuffer(Owner):
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
-        """Acquire a slot for the time of the block."""
+        """Acquire a slot for the time of the block, and `release` it at the end, however the block is left."""
         slot = await self.acquire(item)
         self._in_blocks.add(slot)
         try:
@@ -445,8 +480,8 @@ class PipelineRing(TripleBuffer):
         """The bytes of pinned memory of the slot that has most of it."""
         return max(sum(array.nbytes for array in slot._contents.memory.pinned.values()) for slot in self._slots)
 
-    #: The same for the pipeline's items.
-    begin = TripleBuffer._begin
+    #: The same for the pipeline's items. The work of an item that ends is over.
+    begin, end = TripleBuffer._begin, TripleBuffer._make_free
 
     def take(self) -> Slot:
         """Reserve a free slot, of which there is at least one."""
@@ -463,14 +498,13 @@ class PipelineRing(TripleBuffer):
 
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
+        self._check_taken(slot)
         new = self._slots[slot.number] = Slot(slot.number)
-        if slot in self._taken:
-            self._taken.remove(slot)
-            self._taken.add(new)
+        self._taken.remove(slot)
         if slot in self._busy:
             del self._busy[slot]
             self._busy[new] = None
-        self.release(new)
+        self._make_free(new)
 
 
 def _checked_buffers(buffers: Any, device: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -495,6 +529,25 @@ def _checked_buffers(buffers: Any, device: Any) -> dict[str, tuple[tuple[int, ..
     return found
 
 
+def _call_when_over(end: Operation[Any] | Node[Any], function: Callable[[object], object]) -> bool:
+    """Call a function when the device is done with an operation or a node. Return False if that cannot be known here.
+
+    The function gets None if the end may go on: a node is done before its operation, which may be abandoned.
+    """
+    operation = end if isinstance(end, Operation) else end.operation
+    context = contextvars.Context()
+    try:
+        if end.done() and isinstance(operation, StreamOperation):
+            if operation.queue.obstacles & CLOSED:
+                return False  # perhaps nothing watches its stream any more
+            when_passed(operation, lambda _: function(end), context)
+        else:
+            end.add_done_callback(lambda _: function(None), context=context)
+    except AiocudaError:  # of another loop, or of a closed device
+        return False
+    return True
+
+
 async def _settle(end: Operation[Any] | Node[Any]) -> None:
     """Wait until the device has finished with an operation or a node, without reading its failure."""
     if not isinstance(end, Operation):
@@ -504,8 +557,3 @@ async def _settle(end: Operation[Any] | Node[Any]) -> None:
     operation = end if isinstance(end, Operation) else end.operation
     if operation is not None:
         await operation.settle()
-
-
-def _check_is_slot(slot: object) -> None:
-    if not isinstance(slot, Slot):
-        raise InvalidTypeError(f"release takes a slot of this ring, not {slot!r}")

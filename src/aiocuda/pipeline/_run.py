@@ -215,7 +215,7 @@ class ActiveRun:
         if passed in self._unreleased:
             del self._unreleased[passed]
             passed.end()
-            self._resources.ring.release(passed.slot)
+            self._resources.ring.end(passed.slot)
             self._idle_items.append(passed)
         if self._feeder is None and not self._stopped and type(self.source) is SyncSource:
             self._feed_now(self.source)

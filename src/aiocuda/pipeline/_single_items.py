@@ -168,7 +168,7 @@ class SingleItems:
                 raise
             else:
                 item.end()
-                resources.release(item.slot)
+                resources.ring.end(item.slot)
                 return result
             finally:
                 await resources.__aexit__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -89,6 +89,15 @@ class SlotContents:
     def unfinished(self) -> Ends:
         """Return the operations and nodes that end states, and are not over."""
         return tuple(end for _, ends in self.states for end in ends if not _is_over(end))
+
+    def in_use(self) -> Iterator[Operation[Any] | Node[Any]]:
+        """Yield what ends states, and the operations that use the memory, as far as they are not over.
+
+        An operation that was recorded into a graph does not run by itself.
+        """
+        for end in (*self.unfinished(), *self.memory.in_use()):
+            if not isinstance(end, StreamOperation) or end.status >= 0:
+                yield end
 
     def is_over(self) -> bool:
         """True if operations or nodes end the last state, and they and those of the states before it are over."""

@@ -14,8 +14,9 @@ from .._base._scope import Scope
 from ..completion import Operation
 from ..device import Device
 from ..errors import AiocudaError
-from ..lowlevel import block_of, pinned_block_of, resources_of
+from ..lowlevel import StreamOperation, block_of, pinned_block_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
+from ..stream import Stream
 
 if TYPE_CHECKING:
     from ._replay import Replay
@@ -88,6 +89,28 @@ class SlotMemory:
                     with contextlib.suppress(AiocudaError):  # of another driver, or recorded into a graph
                         buffer.add_dependency(operation)
                 buffer.free()
+
+    def replace(self, stream: Stream | None) -> None:
+        """Take other memory: the present one goes back when the device is done with it.
+
+        Buffers of a `TripleBuffer` are allocated again in its stream. If that fails, they stay.
+        """
+        self.free()
+        if stream is not None:
+            with contextlib.suppress(AiocudaError):
+                self.buffers = {name: stream.empty(old.shape, old.dtype) for name, old in self.buffers.items()}
+
+    def in_use(self) -> Iterator[StreamOperation[Any]]:
+        """Yield the unfinished operations that use the memory.
+
+        Exports to other libraries do not count: an array may live as long as the slot.
+        """
+        pinned = filter(None, map(pinned_block_of, self.pinned.values()))
+        for block in (*map(block_of, self.buffers.values()), *pinned):
+            for operation in block.unfinished():
+                # The first use waits for the allocation, on the device.
+                if isinstance(operation, StreamOperation) and operation is not block.allocation_event:
+                    yield operation
 
     def note_block(self, device: Device) -> None:
         """Note that there is another block, on this device."""

@@ -108,7 +108,7 @@ class Place:
         try:
             self.blocks_replaced = memory.renew()
         except BaseException:  # Ctrl-C
-            self._places.ring.release(slot)
+            self._places.ring.end(slot)
             raise
 
     async def outcomes(self, results: Any, size: int) -> list[Any]:
@@ -144,7 +144,7 @@ class Place:
             if error is not None and not self._is_awaited:
                 await _finish_after(error, stream)
         finally:
-            self._places.ring.release(slot)
+            self._places.ring.end(slot)
 
 
 async def _finish_after(error: BaseException, stream: Stream) -> None:
