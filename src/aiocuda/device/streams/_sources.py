@@ -106,8 +106,8 @@ class HostSources:
 
     def _compare(self, source: _Source) -> None:
         """Compare an array: the device has finished with the operation that reads it."""
-        if source in self._sources:
-            del self._sources[source]
-            operation = source.operation
-            if operation.failure is None and operation.status != ABANDONED and source.sum() != source.checksum:
-                source.changed()
+        if self._sources.pop(source, source) is source:
+            return  # it was compared before, or work of a stream may have written it
+        operation = source.operation
+        if operation.failure is None and operation.status != ABANDONED and source.sum() != source.checksum:
+            source.changed()
