@@ -15,6 +15,7 @@ from aiocuda.cluster._server import ReplicaServer
 from aiocuda.errors import ClosedError
 from tests.cluster.simulated_engine import InlineLoop
 from tests.cluster.things import KINDS, Kept
+from tests.task_factories import each_factory, factory_of_tasks
 
 LEFT: list[int] = []
 
@@ -108,3 +109,15 @@ def test_bytes_are_not_copied() -> None:
     (reply,) = asyncio.run(results(["constant"]))
     (buffer,) = reply.buffers
     assert isinstance(buffer.obj, bytes)
+
+
+@each_factory
+@pytest.mark.parametrize("method", ["plain", "coroutine"])
+def test_a_replica_answers_with_each_task_factory(method: str, factory: str) -> None:
+    """That of its own process."""
+
+    async def main() -> list[Packet]:
+        with factory_of_tasks(factory):
+            return await results([method] * 9)
+
+    assert [value_of(reply)[0] for reply in asyncio.run(main())] == list(range(9))

@@ -26,6 +26,7 @@ from aiocuda.context import StepTelemetry
 from aiocuda.pipeline import Launch, SlotBuffer
 from tests.context.programs import SIZE, affine, numbered, value, zeros
 from tests.helpers import AFFINE, TRAP, Latch, Peer, Reports, quickly, until
+from tests.task_factories import each_factory, factory_of_tasks
 
 pytestmark = pytest.mark.asyncio
 
@@ -533,3 +534,12 @@ async def test_two_hundred_steps_leave_no_objects(context: ManagedContext) -> No
     assert after[0] <= before[0] + 60  # those of unfinished steps; one left by each step would be 200
     assert after[1:] == before[1:]
     assert value(await context.stream("control").download(state)) == 220
+
+
+@each_factory
+async def test_each_task_factory_serves_steps(factory: str) -> None:
+    with factory_of_tasks(factory):
+        async with ManagedContext(driver="host") as context:
+            telemetry = [await context.triple_buffered_step(numbered(number)) for number in range(7)]
+            telemetry += await context.flush()
+    assert [each.step for each in telemetry if each is not None] == list(range(7))

@@ -13,6 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import (
+    AsyncCoordinator,
     ClosedError,
     CycleError,
     Device,
@@ -29,6 +30,7 @@ from aiocuda.completion import METHODS
 from aiocuda.coordination import GroupStream
 from tests.helpers import SAXPY, TRAP, Latch, in_thread, open_peer, quickly, turns, until
 from tests.stream.methods import ARGUMENTS, World, methods_of
+from tests.task_factories import each_factory, factory_of_tasks
 
 pytestmark = pytest.mark.asyncio
 
@@ -533,3 +535,23 @@ async def test_chain_of_a_thousand_streams_refuses_the_edge_that_closes_it() -> 
         with pytest.raises(CycleError) as caught:
             group.add_dependency(0, 999)
         assert caught.value.path == ("0", *map(str, reversed(range(1000))))
+
+
+# Task factories
+
+
+@each_factory
+async def test_each_task_factory_serves_groups_and_coordinators(device: Device, factory: str) -> None:
+    async def coroutine(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    with factory_of_tasks(factory):
+        async with StreamGroup(device, 3) as group:
+            assert await group.run(lambda stream: coroutine(1)) == [1, 1, 1]
+            assert await group.run(lambda stream: 2) == [2, 2, 2]
+        async with AsyncCoordinator(device) as coordinator:
+            for number in range(5):
+                first = coordinator.host(coroutine, number)
+                second = coordinator.host(lambda: 7, after=first)
+                assert (await first, await second) == (number, 7)

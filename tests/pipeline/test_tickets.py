@@ -30,6 +30,7 @@ from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset
 from tests.helpers import AFFINE, Latch, in_thread, quickly, turns, until
 from tests.pipeline.steps import SIZE, assert_quiet, down, held, stages, triple, up, value, values
 from tests.pipeline.virtual import in_virtual_time, three
+from tests.task_factories import each_factory, factory_of_tasks
 
 
 async def echo(slot: Slot) -> Any:
@@ -587,3 +588,42 @@ def test_loop_that_ends_with_tickets() -> None:
 
     asyncio.run(main())
     assert isinstance(kept[0].exception(), ClosedError)
+
+
+# -- task factories --------------------------------------------------------------------------------------------------
+
+
+async def none(slot: Slot) -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+@each_factory
+async def test_each_task_factory_serves_items_and_runs(device: Device, factory: str) -> None:
+    """More items than slots: none of them keeps a slot."""
+    fork = [Stage("up", up), Stage("left", none, after=["up"]), Stage("right", none, after=["up"])]
+    fork.append(Stage("echo", echo, after=["left", "right"]))
+    for plan in (stages(), [Stage("echo", echo)], fork):
+        with factory_of_tasks(factory):
+            async with Pipeline(device, plan, 2) as pipeline:
+                tickets = [await pipeline.submit(number) for number in range(5)]
+                alone = [await ticket for ticket in tickets]
+                together = [result async for result in pipeline.run(range(5))]
+        assert [value(each) for each in alone] == [value(each) for each in together]
+        assert_quiet(pipeline)
+
+
+@pytest.mark.asyncio
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@each_factory
+async def test_each_task_factory_serves_items_that_are_ended_early(device: Device, factory: str) -> None:
+    # A wrapper that is cancelled before its first step leaves the coroutine that it wraps: see the filter above.
+    with factory_of_tasks(factory):
+        for plan in (stages(), [Stage("echo", echo)]):
+            with pytest.raises(KeyError):
+                async with Pipeline(device, plan, 2) as pipeline:
+                    tickets = [await pipeline.submit(number) for number in range(2)]
+                    raise KeyError
+            assert all(ticket.done() for ticket in tickets)
+            assert_quiet(pipeline)
+        gc.collect()

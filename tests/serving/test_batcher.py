@@ -32,6 +32,7 @@ from aiocuda import (
 )
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from tests.helpers import SAXPY, TRAP, FaultListener, Reports, in_thread, quickly, turns, until
+from tests.task_factories import each_factory, factory_of_tasks
 
 pytestmark = pytest.mark.asyncio
 
@@ -935,3 +936,13 @@ async def test_eager_tasks_of_many_batches_are_not_nested() -> None:
             assert await outcomes(requests) == list(range(2000))
     finally:
         loop.set_task_factory(before)
+
+
+@each_factory
+async def test_each_task_factory_serves_more_batches_than_places(factory: str) -> None:
+    with factory_of_tasks(factory):
+        async with MicroBatcher(doubled, max_batch_size=1, max_concurrent_batches=2) as batcher:
+            requests = [batcher.submit_nowait(number) for number in range(10)]
+            assert [await request for request in requests] == [2 * number for number in range(10)]
+            assert await batcher.submit(10) == 20
+        assert batcher.statistics().running == 0

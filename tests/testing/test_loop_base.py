@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from aiocuda._base._clock import running_clock
+from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import SimulatedLoop
+from tests.task_factories import each_factory, factory_of_tasks
 
 # -- tasks, contexts, asynchronous generators ----------------------------------------------------------------------
 
@@ -280,3 +282,18 @@ def test_debug_mode_tracks_origins_while_it_runs(loop: SimulatedLoop) -> None:
 
     assert loop.run_until_complete(main()) == [10, 0, 10]
     assert sys.get_coroutine_origin_tracking_depth() == 0
+
+
+@each_factory
+def test_each_task_factory_serves_objects_in_virtual_time(loop: SimulatedLoop, factory: str) -> None:
+    async def answer(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(1.0)
+        return batch.items
+
+    async def main() -> list[int]:
+        with factory_of_tasks(factory):
+            async with MicroBatcher(answer, max_batch_size=2) as batcher:
+                requests = [batcher.submit_nowait(number) for number in range(6)]
+                return [await request for request in requests]
+
+    assert loop.run_until_complete(main()) == list(range(6))

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._owner import Owner
 from ._shutdown import end_now, finish_shielded, must_end_now, note_cancelled, shield
+from ._tasks import start_task
 from ._types import SourceLine
 
 __all__ = ["Outcome", "Scope", "unlimited", "wrong_loop"]
@@ -432,9 +433,9 @@ class Scope:
         failures: list[BaseException] = []
         cancelled: list[asyncio.CancelledError] = []
         if self._children:
-            await self._watch(self._end_children(), owner, failures, cancelled, is_limited=False)
+            await self._watch(self._end_children, owner, failures, cancelled, is_limited=False)
         if outcome == "done" and owner._unfinished() != 0:
-            outcome = await self._watch(owner._drain(), owner, failures, cancelled, is_limited=True)
+            outcome = await self._watch(owner._drain, owner, failures, cancelled, is_limited=True)
         try:
             if self._drain_seconds is None:
                 await owner._release(outcome)
@@ -473,12 +474,12 @@ class Scope:
         await child.__aexit__(kind, error, traceback)
 
     async def _watch(
-        self, work: Coroutine[Any, Any, None], owner: Owner, failures: list[BaseException],
+        self, work: Callable[[], Coroutine[Any, Any, None]], owner: Owner, failures: list[BaseException],
         cancelled: list[asyncio.CancelledError], *, is_limited: bool,
     ) -> Outcome:  # fmt: skip
         """Wait for the work, until its time is over if it ``is_limited``. A cancellation leaves the object."""
         loop = asyncio.get_running_loop()
-        task = self._drain = loop.create_task(work)
+        task = self._drain = start_task(work)
         if must_end_now():
             end_now(task)
             self._until = loop.time()

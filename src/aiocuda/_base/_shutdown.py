@@ -9,6 +9,9 @@ import weakref
 from collections.abc import Collection, Coroutine
 from typing import Any, Literal, TypeVar
 
+from ._coroutine import coroutine_of
+from ._tasks import start_task
+
 __all__ = [
     "DRAIN_TIMEOUT", "DrainDeadline", "end_now", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "note_cancelled", "shield",
@@ -26,7 +29,7 @@ async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
     It is raised even if the work has failed; asyncio then reports that failure as never retrieved.
     """
     # Not `ensure_future`: without a running loop, in a generator that is collected, it uses a loop that never runs.
-    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
+    task = work if isinstance(work, asyncio.Task) else _task_of(work)
     cancelled: asyncio.CancelledError | None = None
     with shield():
         while not task.done():
@@ -49,7 +52,7 @@ async def finish_within(
     time is cancelled. After a second Ctrl-C it gets no time.
     """
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
+    task = _task_of(work)
     began = loop.time()
     deadline = began if must_end_now() else began + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -70,6 +73,13 @@ async def finish_within(
         raise failure
     loop.call_exception_handler({"message": "aiocuda: an end failed while it was cancelled", "exception": failure})
     raise cancelled
+
+
+def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task that awaits the work."""
+    task = start_task(coroutine_of, work)
+    task.add_done_callback(lambda _: work.close())  # cancelled before its first step, the task has not awaited it
+    return task
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float | None = None) -> set[asyncio.Task[Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._base._log import log
+from .._base._tasks import start_task
 from .._base._wakeups import Waiters, Wakes, wake_future
 from .._processes._failures import text_of
 from ..errors import DeviceFault, ReplicaLostError
@@ -157,7 +158,7 @@ class Replica:
             try:
                 await self._engine.spawn(self.index, self.epoch)
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._probe())
+                    start_task(self._probe, group=group)
                     await self._create_all()
                     if self._lost.done():  # just after its last answer
                         raise self._error.again()

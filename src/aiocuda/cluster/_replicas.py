@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from .._base._tasks import start_task
 from .._processes._failures import text_of
 from ..errors import ClosedError, ReplicaLostError
 from ._engine import Engine
@@ -53,7 +54,7 @@ class Replicas:
         for replica in self._replicas:
             started.append(self._loop.create_future())
             started[-1].add_done_callback(retrieve)
-            task = self._loop.create_task(replica.run(started[-1]), name=f"aiocuda-replica-{replica.index}")
+            task = start_task(replica.run, started[-1], name=f"aiocuda-replica-{replica.index}")
             self._tasks.append(task)
         done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
         for each in done:
@@ -77,7 +78,7 @@ class Replicas:
                 replica for replica in self._replicas if created.get(replica.index, 0) != _epoch(replica)
             ]:
                 outcomes = await asyncio.gather(
-                    *(self._create(replica, program) for replica in missing), return_exceptions=True
+                    *(start_task(self._create, replica, program) for replica in missing), return_exceptions=True
                 )
                 for replica, outcome in zip(missing, outcomes, strict=True):
                     if isinstance(outcome, BaseException):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from .._base._checks import is_coroutine_function
+from .._base._tasks import start_task
 from .._base._user_code import call
 from ..errors import ClosedError, InvalidTypeError
 
@@ -70,7 +71,7 @@ class ServedObject:
         self._failure: BaseException | None = None  # it was not created, or its context has failed
         self._left = loop.create_future()  # set by `leave`
         self._entered = asyncio.Event()
-        self._task = loop.create_task(self._live(create), context=context.copy())
+        self._task = start_task(self._live, create, context=context)
 
     async def _live(self, create: Callable[[], Any]) -> None:
         try:

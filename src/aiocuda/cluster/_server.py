@@ -11,6 +11,7 @@ from typing import Any
 
 from .._base._fault_watch import FaultWatch
 from .._base._faults import FAULTS
+from .._base._tasks import start_task
 from .._processes._failures import Failure, failure_from, text_of
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import OPEN_DEVICES
@@ -103,18 +104,18 @@ class ReplicaServer:
         if isinstance(body, Watch):
             return self._watch()
         if isinstance(body, Probe):
-            return self._start(self._reply(self._probe))
+            return self._start(self._reply, self._probe)
         if isinstance(body, Create):
-            return self._start(self._reply(functools.partial(self._create, packet, body)))
+            return self._start(self._reply, functools.partial(self._create, packet, body))
         if isinstance(body, Destroy):
-            return self._start(self._reply(functools.partial(self._destroy, body)))
+            return self._start(self._reply, functools.partial(self._destroy, body))
         return self.leave()
 
     def _begin(self, packet: Packet, body: Run) -> asyncio.Future[Packet]:
         if not self._seen.add(body.id):
             known = self._runs.get(body.id)
             return self._refused() if known is None else known
-        run = self._runs[body.id] = self._start(self._run(packet, body))
+        run = self._runs[body.id] = self._start(self._run, packet, body)
         return run
 
     def _cancel(self, body: Cancel) -> asyncio.Future[Packet]:
@@ -135,13 +136,13 @@ class ReplicaServer:
     def leave(self) -> asyncio.Task[Packet]:
         """Cancel all methods, and leave all objects. Idempotent."""
         if self._left is None:
-            self._left = self._start(self._reply(self._leave))
+            self._left = self._start(self._reply, self._leave)
         return self._left
 
     # -- replies -------------------------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, Packet]) -> asyncio.Task[Packet]:
-        task = self._loop.create_task(work, context=self._context.copy())
+    def _start(self, function: Callable[..., Coroutine[Any, Any, Packet]], *args: Any) -> asyncio.Task[Packet]:
+        task = start_task(function, *args, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

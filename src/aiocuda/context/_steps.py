@@ -14,6 +14,7 @@ from .._base._checks import is_coroutine_function, is_function, several
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks, finish_shielded
+from .._base._tasks import start_task
 from ..completion import Operation
 from ..device import Device, Event
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
@@ -146,7 +147,7 @@ class Step:
         self.config = config
         self.timing_events: dict[str, tuple[Event, Event]] = {}
         self.ended = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._run(pipeline))
+        self.task = start_task(self._run, pipeline)
         self.task.add_done_callback(lambda task: self.ended.set())
 
     async def _run(self, pipeline: Pipeline) -> StepTelemetry:

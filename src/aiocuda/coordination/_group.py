@@ -12,6 +12,7 @@ from .._base._checks import is_function, several
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import end_tasks
+from .._base._tasks import start_task
 from .._base._types import Priority, SourceLine
 from .._base._user_code import call
 from ..completion import Operation
@@ -187,7 +188,7 @@ class StreamGroup(Owner):
         if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
         self._scope.check()
-        tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
+        tasks = [start_task(_call, fn, stream) for stream in self]
         await end_tasks(tasks)
         failures: list[BaseException] = []
         for name, task in zip(self.names, tasks, strict=True):

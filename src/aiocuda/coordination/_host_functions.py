@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .._base._tasks import start_task
 from .._base._user_code import LEAVES_LOOP
 from ._scheduled_node import OPEN, ScheduledNode
 
@@ -61,7 +62,7 @@ class HostFunctions:
                 scheduler.advance()
 
         def start(_: object) -> None:
-            task = scheduler.loop.create_task(run(), name=node.name)
+            task = start_task(run, name=node.name)
             self.tasks.add(task)
             scheduler.resources.functions.add(task)
             task.add_done_callback(ended)

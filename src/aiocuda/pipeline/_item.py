@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from .._base._shutdown import end_tasks
+from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, failure_of
 from ..completion import gather
@@ -209,7 +210,7 @@ class PipelineItem:
         while ready:
             if len(ready) > 1:
                 async with asyncio.TaskGroup() as group:
-                    branches = [group.create_task(self._run_branches([position])) for position in ready]
+                    branches = [start_task(self._run_branches, [position], group=group) for position in ready]
                 if any(branch.cancelled() for branch in branches):
                     raise asyncio.CancelledError  # by its stage; a task group does not raise that
                 return
@@ -575,7 +576,7 @@ async def settle_items(items: list[PipelineItem], resources: PipelineResources, 
     for item in items:
         if item.task is not None:
             item.task.cancel()  # once: a second cancellation would interrupt the task's cleaning up
-    settling = {asyncio.get_running_loop().create_task(item.settle()): item for item in items}
+    settling = {start_task(item.settle): item for item in items}
     if not settling:
         return
     late = await end_tasks(settling, resources_of(resources.device).deadline.left())

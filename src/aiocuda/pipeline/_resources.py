@@ -12,6 +12,7 @@ from typing import Self
 from .._base._host_use import HostUse
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
+from .._base._tasks import start_task
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import Chain, Queue, owned, queue_of, resources_of
@@ -204,7 +205,7 @@ class PipelineResources:
     async def _close_streams(self, streams: list[Stream]) -> None:
         if not streams:
             return
-        closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
+        closing = {start_task(_close_stream, stream): stream for stream in streams}
         await end_tasks(closing, 0.0 if self._device_is_late else resources_of(self.device).deadline.left())
         self._unclosed += [stream for stream in streams if not stream.closed]
         for task in closing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import weakref
 from collections import deque
@@ -11,6 +12,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
 from .._base._shutdown import finish_shielded
+from .._base._tasks import start_task
 from .._base._types import ProcessLocal, SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
@@ -87,7 +89,7 @@ class PipelineRun(ProcessLocal, AsyncIterator[Any]):
         The end of the run reports failures; the task has no result.
         """
         if self._closing is None and self._has_looped and not self._loops and not self._results.ag_running:
-            self._closing = asyncio.get_running_loop().create_task(_close(self._results), name="aiocuda-pipeline-left")
+            self._closing = start_task(_close, self._results, name="aiocuda-pipeline-left")
         return self._closing is not None
 
     def __await__(self) -> NoReturn:
@@ -190,7 +192,7 @@ class ActiveRun:
             if isinstance(self.source, SyncSource):
                 self._feed_now(self.source)
             if not self._ready:  # the source is asynchronous, or other users have all slots
-                self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
+                self._feeder = start_task(self._feed, name="aiocuda-pipeline-feeder")
         while not self._ready:
             self._wakeup = asyncio.get_running_loop().create_future()
             await self._wakeup
@@ -281,7 +283,7 @@ class ActiveRun:
         if self._wakeup is not None:
             self._wake_generator()
         if self._resources.plan.awaits:
-            item.task = asyncio.get_running_loop().create_task(item.run_stages())
+            item.task = start_task(item.run_stages)
             item.task.add_done_callback(self._after_stages)
         elif not item.enqueue_stages():
             self._stop()
@@ -319,7 +321,7 @@ class ActiveRun:
         The failures of its items and its source are appended to ``failures``, even if this call is cancelled.
         """
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = start_task(self._close)
         closing = self._closing
         try:
             await finish_shielded(closing)
@@ -332,12 +334,13 @@ class ActiveRun:
             self._stop()
         else:
             self._feeder.cancel()
-        ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
+        ending = start_task(self._end_source, name="aiocuda-pipeline-source")
         items = list(self._unreleased)
         self._unreleased.clear()
         timeout = resources_of(self._resources.device).deadline.left()
         _, (_, late) = await asyncio.gather(
-            settle_items(items, self._resources, self.place), asyncio.wait({ending}, timeout=timeout)
+            start_task(settle_items, items, self._resources, self.place),
+            start_task(functools.partial(asyncio.wait, {ending}, timeout=timeout)),
         )
         self._release_reserved_slot()
         failures = [item.failure for item in items if item.failure is not None]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._base._failure import Failure
 from .._base._shutdown import finish_shielded
+from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..errors import ClosedError, SkippedError
@@ -76,12 +77,7 @@ class SingleItems:
                 item.enqueue_stages()  # the device begins now, and not in the next turn of the loop
         finally:  # Ctrl-C, or the like, leaves a stage: the item ends as any other
             ticket = Ticket(item.index)
-            work = self._complete(item, ticket, place, awaits)
-            # Up to its first `await`: a task that is cancelled before its first step would not end its item.
-            work.send(None)
-            task = asyncio.get_running_loop().create_task(work, name="aiocuda-pipeline-item")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = self._start(item, ticket, place, item.run_stages if awaits else _nothing)
         await self._turn(task)
         return ticket
 
@@ -100,11 +96,28 @@ class SingleItems:
     def _begin_turn(self) -> None:
         self._at_once = 0
 
-    async def _complete(self, item: PipelineItem, ticket: Ticket, place: SourceLine, awaits: bool) -> None:
+    def _start(
+        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+    ) -> asyncio.Task[None]:
+        """Finish the item of a ticket in a task."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not ticket.done():  # cancelled before its first step
+                self._start(item, ticket, place, _cancelled)
+
+        task = start_task(self._complete, item, ticket, place, stages, name="aiocuda-pipeline-item")
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _complete(
+        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+    ) -> None:
         """Finish the item of a ticket, and set the ticket's outcome."""
         loop = _get_running_loop()
         try:
-            result = await self._finish(item, _next_turn(item.run_stages if awaits else None), place)
+            result = await self._finish(item, stages(), place)
         except asyncio.CancelledError:
             ticket.fail(self._withdrawn(item), reports=False)
         except BaseException as error:
@@ -114,7 +127,7 @@ class SingleItems:
             if failure is not None and isinstance(error, SkippedError):
                 self._skipped.append(failure)
             del failure
-            if awaits and isinstance(error, LEAVES_LOOP):  # otherwise `submit` has raised it
+            if stages is not _nothing and isinstance(error, LEAVES_LOOP):  # otherwise `submit` has raised it
                 raise
         else:
             ticket.succeed(result)
@@ -209,8 +222,10 @@ class SingleItems:
             self._ended.set_result(None)
 
 
-async def _next_turn(function: Callable[[], Awaitable[None]] | None) -> None:
-    """Call a coroutine function in the next turn of the loop."""
-    await asyncio.sleep(0)
-    if function is not None:
-        await function()
+async def _nothing() -> None:
+    """The stages of an item that were called before."""
+
+
+async def _cancelled() -> None:
+    """The stages of an item that was cancelled before they were called."""
+    raise asyncio.CancelledError

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -16,6 +17,7 @@ from .._base._log import log
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
+from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination._node import NodePriority
@@ -36,6 +38,8 @@ __all__ = ["MicroBatcher"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_ITEM = operator.attrgetter("item")
 
 #: Seconds in which a function that is cancelled has to end.
 END_AFTER_CANCEL = 0.1
@@ -335,7 +339,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._meter.begin(requests, now)
         self._running[running] = None
         # Each batch has a copy of its own: what one sets, the next one does not have.
-        task = loop.create_task(self._run(running), context=self._context.copy())
+        task = start_task(self._run, running, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._task_ended, running), context=self._context)
         return True
@@ -392,7 +396,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             raise fault.again()
         async with Place(places, running.number) as place:
             self._meter.blocks_replaced += place.blocks_replaced
-            items, weight = [request.item for request in running.requests], running.weight
+            items, weight = list(map(_ITEM, running.requests)), running.weight
             batch = Batch(items, running.number, weight, options.padded(weight), place.slot, place.stream)
             label = running.label()
             if label is not None:

@@ -13,6 +13,7 @@ from aiocuda import InvalidTypeError
 from aiocuda.serving.asgi import CancelOnDisconnect
 from tests.helpers import quickly, turns, until
 from tests.serving.asgi.exchange import DISCONNECT, Exchange, Message, chunk, respond
+from tests.task_factories import each_factory, factory_of_tasks
 
 POST = {"method": "POST", "headers": [(b"content-length", b"4")]}
 
@@ -590,3 +591,16 @@ async def test_task_group_of_the_handler_ends_with_it() -> None:
 def test_argument_is_an_application() -> None:
     with pytest.raises(InvalidTypeError, match="takes an ASGI application"):
         CancelOnDisconnect(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.asyncio
+@each_factory
+async def test_disconnect_cancels_the_handler_with_each_task_factory(factory: str) -> None:
+    handler, exchange = Handler(), Exchange(chunk(b"bo", more=True), chunk(b"dy"), **POST)
+    with factory_of_tasks("takes no keywords"):
+        task = exchange.start(CancelOnDisconnect(handler))
+    with factory_of_tasks(factory):
+        await handler.waits.wait()
+        exchange.feed(DISCONNECT)
+        await task
+    assert handler.ended == "cancelled"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import distributed
 from distributed.protocol.pickle import dumps
 
+from ..._base._tasks import start_task
 from ..._processes._failures import text_of
 from ...errors import ClosedError, InvalidArgumentError, InvalidTypeError, ReplicaLostError
 from .._engine import LostListener, unanswered
@@ -138,8 +139,8 @@ class DaskEngine:
         stuck = [each for each in replicas if each.is_stuck]
         for each in replicas:
             each.disconnect()
-        await asyncio.gather(*(each.kill() for each in stuck))
-        await asyncio.gather(*(each.ended() for each in replicas))
+        await asyncio.gather(*(start_task(each.kill) for each in stuck))
+        await asyncio.gather(*(start_task(each.ended) for each in replicas))
 
 
 class _Place(NamedTuple):
@@ -192,7 +193,7 @@ async def _enough_workers(client: distributed.Client, replicas: int) -> list[Das
         without = _nannies[client] - {worker.nanny for worker in workers}
         if len(workers) >= replicas or not without or loop.time() >= give_up_at:
             return workers
-        starts = await asyncio.gather(*(_starts_workers(client, nanny) for nanny in without))
+        starts = await asyncio.gather(*(start_task(_starts_workers, client, nanny) for nanny in without))
         _nannies[client] -= {nanny for nanny, will in zip(without, starts, strict=True) if not will}
         await asyncio.sleep(PAUSE)
 

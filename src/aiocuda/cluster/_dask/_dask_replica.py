@@ -11,6 +11,7 @@ import distributed
 from distributed.protocol.serialize import Serialize
 
 from ..._base._log import log
+from ..._base._tasks import start_task
 from ..._processes._failures import text_of
 from .._engine import unanswered
 from .._messages import Create, Leave, Packet, Run
@@ -97,7 +98,7 @@ class DaskReplica:
         self._waiting.add(reply)
         reply.add_done_callback(self._waiting.discard)
         # A cancelled reply leaves the task as it is: to cancel it would close the connection, which other calls use.
-        task = self._loop.create_task(self._deliver(self._actor, request, reply))
+        task = start_task(self._deliver, self._actor, request, reply)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
         if isinstance(request.message.body, Leave):

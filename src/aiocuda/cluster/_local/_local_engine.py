@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from ..._base._off_loop import off_loop
+from ..._base._tasks import start_task
 from ..._processes._child import END_SECONDS, Child
 from ..._processes._failures import Failure
 from ...errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
@@ -102,7 +103,7 @@ class ReplicaProcess(Child):
 
     def _on_end_of_file(self) -> None:
         if self._reporting is None:
-            self._reporting = self._loop.create_task(self._report_end())
+            self._reporting = start_task(self._report_end)
 
     async def _report_end(self) -> None:
         """Report the loss with the exit code, which is known some milliseconds after the sockets have closed."""
@@ -210,9 +211,7 @@ class LocalEngine:
             process.disconnect()
         # A process that is being started has started then.
         await asyncio.get_running_loop().run_in_executor(self._launcher, int)
-        async with anyio.create_task_group() as group:
-            for process in self._processes.values():
-                group.start_soon(process.stop, END_SECONDS)
+        await asyncio.gather(*(start_task(process.stop, END_SECONDS) for process in self._processes.values()))
         self._processes.clear()
         self._launcher.shutdown(wait=False)
         atexit.unregister(self._at_exit)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from ..._base._checks import is_coroutine_function, is_function
+from ..._base._tasks import start_task
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._protocol import ASGIApp, Message, Receive, Scope, Send, check_app
 
@@ -134,7 +135,7 @@ class DisconnectWatch:
     def _look_ahead(self) -> None:
         """Ask for the next message, unless the handler cannot be cancelled any more."""
         if not self._over:
-            self._look = asyncio.create_task(self._read_ahead())
+            self._look = start_task(self._read_ahead)
 
     async def _read_ahead(self) -> None:
         """Read one message. When this task is done, the message is kept, or the error."""
