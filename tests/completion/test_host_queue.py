@@ -12,6 +12,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
 from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
 from tests.helpers import AFFINE, SAXPY, TRAP, Latch, Peer, block_until, open_peer, quickly, turns, until
+from tests.memory.others import handle as handle_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -351,7 +352,7 @@ async def test_lent_stream_has_no_operation_on_the_host() -> None:
             async with stream.lend() as handle:
                 assert all(operation.state != "queued" for operation in operations)
                 assert isinstance(handle, int)
-                assert stream.__cuda_stream__() == (0, handle)
+                assert handle == handle_of(stream)
                 with pytest.raises(BusyError, match=r"device\.pinned"):
                     stream.upload(np.zeros(1 << 20))
         await stream.upload(np.zeros(1 << 20))  # allowed again
@@ -426,7 +427,7 @@ async def test_two_overlapping_loans() -> None:
         assert device.statistics().streams == streams - 1  # the stream of this library was destroyed
 
 
-async def test_cuda_stream_protocol_is_refused_while_operations_are_queued() -> None:
+async def test_stream_is_not_imported_while_operations_are_queued() -> None:
     async with open_peer(max_in_flight=2) as (_, device):
         stream = device.stream()
         with Latch(device) as latch:
@@ -434,13 +435,13 @@ async def test_cuda_stream_protocol_is_refused_while_operations_are_queued() -> 
             latch.hold(stream)
             operations = [stream.synchronize() for _ in range(4)]
             with pytest.raises(BusyError, match=r"stream\.lend\(\)"):
-                stream.__cuda_stream__()
+                Stream.from_handle(device, stream)
             latch.release()
             await quickly(operations[-1])
-        assert stream.__cuda_stream__()[0] == 0
+        Stream.from_handle(device, stream)
         await stream.aclose()
         with pytest.raises(ClosedError):
-            stream.__cuda_stream__()
+            Stream.from_handle(device, stream)
 
 
 async def test_arguments_of_a_queued_launch_are_kept_alive(stream: Stream) -> None:

@@ -59,7 +59,7 @@ async def test_more_waits_than_a_stream_holds_share_the_last_one() -> None:
     """Of a stream of another library, on which nothing of ours may wait on the host."""
     async with open_peer() as (_, device):
         own = device.stream()
-        stream = aiocuda.Stream.from_handle(device, own.__cuda_stream__()[1])
+        stream = aiocuda.Stream.from_handle(device, own)
         queue = stream_queue(stream)
         with Latch(device) as latch:
             latch.hold(own)

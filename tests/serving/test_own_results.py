@@ -20,6 +20,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault
 from aiocuda.serving import Batch, BatchError, MicroBatcher
 from tests.helpers import AFFINE, SAXPY, TRAP, Latch, open_peer, quickly, until
+from tests.memory.others import handle as handle_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -720,7 +721,7 @@ async def test_tensors_in_device_memory_are_cloned_on_the_stream_of_the_slot(
         x = await on_device(batch)
         given.append(Tensor(x[:1]))
         elsewhere = Tensor(batch.stream.empty(4))
-        handles.append(batch.stream.__cuda_stream__()[1])
+        handles.append(handle_of(batch.stream))
         return [(given[-1], elsewhere, elsewhere)]
 
     async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:

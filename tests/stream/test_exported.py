@@ -18,6 +18,7 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
 from tests.helpers import TRAP, Latch, in_thread, quickly, until
 from tests.memory.others import Producer
+from tests.memory.others import handle as handle_of
 
 DRIVERS: dict[str, Callable[[], Any]] = {"host": HostDriver, "simulated": SimulatedDriver}
 
@@ -53,7 +54,7 @@ async def by_lend(stream: Stream) -> int:
 
 
 async def by_stream_protocol(stream: Stream) -> int:
-    return stream.__cuda_stream__()[1]
+    return stream.__cuda_stream__()[1] if stream.device.driver.name == "cuda" else handle_of(stream)
 
 
 async def by_adopting(stream: Stream) -> int:
@@ -77,7 +78,7 @@ async def by_array_interface(stream: Stream) -> int:
 async def by_importing(stream: Stream) -> int:
     """An import of a stream of aiocuda reads the handle as another library does."""
     imported = Stream.from_handle(stream.device, stream)
-    handle = imported.__cuda_stream__()[1]
+    handle = handle_of(imported)
     await imported.aclose()
     return handle
 
@@ -119,7 +120,7 @@ async def opened(driver: Any) -> AsyncIterator[tuple[Device, Stream, int]]:
     device = await aiocuda.open_device(driver=driver)
     stream = device.stream()
     try:
-        yield device, stream, stream.__cuda_stream__()[1]
+        yield device, stream, handle_of(stream)
     finally:
         await device.aclose()
 
@@ -185,7 +186,7 @@ async def test_exported_stream_outlives_its_pool() -> None:
     driver = HostDriver()
     async with aiocuda.open_device(driver=driver) as device:
         async with StreamPool(device, 1, 2) as pool, pool.stream() as first, pool.stream(exclusive=True) as second:
-            handles = [stream.__cuda_stream__()[1] for stream in (first, second)]
+            handles = [handle_of(stream) for stream in (first, second)]
             assert handles[0] != handles[1]
         assert destroyed(driver) == 0
         assert all(is_alive(driver, handle) for handle in handles)
@@ -201,7 +202,7 @@ def test_exported_stream_outlives_its_loop() -> None:
     async def leave() -> None:
         device = await aiocuda.open_device(driver=driver)
         stream = device.stream()
-        kept.extend((device, stream, stream.__cuda_stream__()[1]))
+        kept.extend((device, stream, handle_of(stream)))
 
     async def take_back() -> None:
         device, _, handle = kept
@@ -239,7 +240,7 @@ async def test_device_that_is_opened_later_uses_the_streams_that_are_kept(driver
     async with aiocuda.open_device(driver=driver) as device:
         assert device.statistics().streams_created == 0
         stream = device.stream()
-        assert stream.__cuda_stream__()[1] == handle
+        assert handle_of(stream) == handle
         buffer = stream.empty(4, np.uint32)
         stream.fill(buffer, 5)
         assert (await stream.download(buffer) == 5).all()
@@ -253,7 +254,7 @@ async def test_stream_of_another_priority_does_not_serve(driver: Any) -> None:
             handles = {}
             async with device.stream("high") as high, device.stream("low") as low, device.stream() as normal:
                 for stream in (high, low, normal):
-                    handles[stream] = stream.__cuda_stream__()[1]
+                    handles[stream] = handle_of(stream)
                 priorities = [driver.stream_priority(stream._queue.handle) for stream in (high, normal, low)]
                 assert priorities == [-5, -2, 0]
         assert device.statistics().streams_created == 3
@@ -272,7 +273,7 @@ async def test_busy_stream_does_not_serve() -> None:
             hold = latch.hold(imported)
             await latch.held()
             async with device.stream() as other:
-                assert other.__cuda_stream__()[1] != handle
+                assert handle_of(other) != handle
                 await quickly(other.fill(other.empty(4, np.uint32), 1))
             latch.release()
             await quickly(hold)
@@ -289,10 +290,10 @@ async def test_stream_that_is_lent_beyond_its_device_serves_only_after_the_loan(
     await device.aclose()
     async with aiocuda.open_device(driver=driver) as later:
         async with later.stream() as other:
-            assert other.__cuda_stream__()[1] != handle
+            assert handle_of(other) != handle
             await loan.__aexit__(None, None, None)
             async with later.stream() as again:
-                assert again.__cuda_stream__()[1] == handle
+                assert handle_of(again) == handle
     assert destroyed(driver) == 0
 
 
@@ -316,7 +317,7 @@ def test_threads_that_share_a_device_create_no_more_streams_than_they_have_open(
             async def often() -> None:
                 for _ in range(50):
                     async with device.stream() as stream:
-                        stream.__cuda_stream__()
+                        handle_of(stream)
 
             await asyncio.gather(*[asyncio.to_thread(in_thread, often) for _ in range(4)])
             assert device.statistics().streams_created <= 4
@@ -331,7 +332,7 @@ async def test_no_stream_serves_after_a_device_fault() -> None:
     driver = HostDriver()
     device = await aiocuda.open_device(driver=driver)
     async with device.stream() as stream:
-        stream.__cuda_stream__()
+        handle_of(stream)
     other = device.stream()
     with pytest.raises(DeviceFault):
         await quickly(other.launch(TRAP, 1, 1))

@@ -6,15 +6,17 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, InvalidTypeError, Kernel, StaleHandleError, Stream
+from aiocuda import BusyError, ClosedError, InvalidTypeError, Kernel, StaleHandleError, Stream, UnsupportedError
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from tests.helpers import AFFINE, Latch, open_peer, quickly, until
+from tests.memory.others import handle as handle_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,14 +57,37 @@ def foreign() -> Iterator[Foreign]:
     driver.close()
 
 
+@pytest.mark.parametrize("driver", ["host", "simulated"])
+async def test_stream_without_a_gpu_is_no_stream_of_cuda(driver: Any) -> None:
+    """The handles 1 and 2 are CUDA's default streams."""
+    async with aiocuda.open_device(driver=driver) as device:
+        for _ in range(3):
+            stream = device.stream()
+            before = device.driver.statistics()
+            with pytest.raises(
+                UnsupportedError, match=rf"{stream.name} .* {driver} driver .*driver='cuda'.*from_handle"
+            ):
+                stream.__cuda_stream__()
+            assert device.driver.statistics() == before  # it is not exported: it is destroyed at its end
+            async with stream.lend() as handle:
+                borrowers = [Stream.from_handle(device, handle), Stream.from_handle(device, stream)]
+                for borrower in borrowers:
+                    buffer = borrower.empty(4, np.uint32)
+                    await borrower.fill(buffer, 3)
+                    buffer.free()
+            await stream.aclose()
+            with pytest.raises(ClosedError):
+                stream.__cuda_stream__()
+
+
 async def test_loan_gives_the_handle_that_other_libraries_use(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
         await stream.upload(np.zeros(1 << 20))
         async with stream.lend() as handle:
             assert handle == foreign.stream_handle(stream._queue.handle) != stream._queue.handle
-            assert stream.__cuda_stream__() == (0, handle)
+            assert handle == handle_of(stream)
             borrower = Stream.from_handle(device, handle)
-            assert borrower.__cuda_stream__() == (0, handle)
+            assert handle == handle_of(borrower)
             await device.load(AFFINE)
             buffer = borrower.empty(4, np.uint32)
             borrower.fill(buffer, 3)

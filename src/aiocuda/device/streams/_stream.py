@@ -26,7 +26,7 @@ from ..._base._types import Priority, SourceLine
 from ..._core import INSTANT, EnqueuingStream, Operation
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
-from ...errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
+from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
 from ...memory._allocations import Allocations
 from ...memory._buffer import DeviceBuffer
@@ -370,7 +370,8 @@ class Stream(EnqueuingStream, Owner):
             CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
         resources = resources_of(device)
-        queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
+        number = handle._export(_handle) if isinstance(handle, Stream) else handle_of(handle)
+        queue = resources.imports.import_queue(resources.loop_state(), number)
         return _new_stream(resources, queue, "normal", str(SourceLine.of_caller()), handle)
 
     def adopt(self, array: Any, *, read_only: bool = False) -> Any:
@@ -423,12 +424,26 @@ class Stream(EnqueuingStream, Owner):
         return loan() if self._hook is None else self._hook.call("lend", loan)
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed."""
+        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed.
+
+        Raises
+        ------
+        UnsupportedError
+            The stream's device is no GPU: another library would take the handle for a stream of CUDA. `from_handle`
+            takes the stream itself.
+        BusyError
+            The stream still has work on the host.
+        ClosedError, NoEventLoopError, WrongLoopError, StaleHandleError
+            As for each method of the stream.
+        """
+        return (0, self._export(_handle_of_cuda))
+
+    def _export(self, handle_of_queue: Callable[[StreamQueue], int]) -> int:
         self._queue.check()
         if self._queue.host_queue.entries:
             raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
-        export = functools.partial(self._queue.driver.stream_handle, self._queue.handle)
-        return (0, export() if self._hook is None else self._hook.call("__cuda_stream__", export))
+        export = functools.partial(handle_of_queue, self._queue)
+        return export() if self._hook is None else self._hook.call("__cuda_stream__", export)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -602,6 +617,19 @@ class StreamView(Stream):
 
     def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed
+
+
+def _handle(queue: StreamQueue) -> int:
+    return queue.driver.stream_handle(queue.handle)
+
+
+def _handle_of_cuda(queue: StreamQueue) -> int:
+    if queue.driver.name != "cuda":
+        raise UnsupportedError(
+            f"{queue.name} belongs to the {queue.driver.name} driver and is no stream of CUDA: open the device with "
+            "driver='cuda', or import the stream by Stream.from_handle(device, stream)"
+        )
+    return _handle(queue)
 
 
 def owned(stream: Stream, made_at: SourceLine | None = None) -> Stream:
