@@ -116,7 +116,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
     #: Names that programs look for here: the modules that have them.
     _ELSEWHERE = {
         **dict.fromkeys(("cluster", "data", "integrations", "serving", "testing"), "aiocuda"),
-        **dict.fromkeys(("DataLoader", "Shuffle", "sync_loader", "to_device"), "aiocuda.data"),
+        **dict.fromkeys(("DataLoader", "Shuffle", "sync_loader", "sync_to_device", "to_device"), "aiocuda.data"),
         **dict.fromkeys(("MicroBatcher", "OverloadedError", "DeadlineError"), "aiocuda.serving"),
         **dict.fromkeys(("ReplicaLostError", "open_cluster"), "aiocuda.cluster"),
         **dict.fromkeys(("cuda_core", "cupy", "numba", "torch"), "aiocuda.integrations"),

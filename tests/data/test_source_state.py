@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import BusyError, Device, InvalidTypeError
-from aiocuda.data import DeviceBatches, to_device
+from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError
+from aiocuda.data import DeviceBatches, SyncDeviceBatches, sync_to_device, to_device
+from aiocuda.driver.host import HostDriver
 from tests.helpers import LATCH, until
 
 EPOCH = 5
@@ -299,3 +300,71 @@ async def test_a_state_that_the_source_refuses(device: Device) -> None:
             await some(batches)
     batches.load_state_dict({"epoch": 0, "at": 4})
     assert await some(batches) == [5]
+
+
+# -- a plain loop ----------------------------------------------------------------------------------------------------
+
+
+def some_plainly(batches: SyncDeviceBatches, most: int = 99) -> list[int]:
+    found: list[int] = []
+    for batch in batches:
+        found.append(int(batch[0].to_host()[0]))
+        if len(found) == most:
+            break
+    return found
+
+
+@pytest.mark.parametrize("source", WITH_STATE.values(), ids=WITH_STATE)
+def test_a_plain_loop_resumes_after_the_delivered_batches(source: Any) -> None:
+    expected = numbers_of(source(), 0) + numbers_of(source(), 1)
+    for batches_before in range(2 * EPOCH):
+        before: list[int] = []
+        with sync_to_device(source(), driver=HostDriver()) as batches:
+            while len(before) < batches_before:
+                before += some_plainly(batches, batches_before - len(before))
+            saved = pickle.dumps(batches.state_dict())
+            assert batches.statistics().batches == batches_before
+        with sync_to_device(source(), driver=HostDriver()) as batches:
+            batches.load_state_dict(pickle.loads(saved))
+            rest: list[int] = []
+            while len(before + rest) < 2 * EPOCH:
+                rest += some_plainly(batches)
+        assert before + rest == expected
+
+
+@pytest.mark.parametrize("source", EVERY.values(), ids=EVERY)
+def test_a_plain_loop_goes_on_after_break(source: Any) -> None:
+    with sync_to_device(source(), driver=HostDriver(), depth=2) as batches:
+        assert some_plainly(batches, 2) == [1, 2]
+        assert some_plainly(batches, 1) == [3]
+        assert some_plainly(batches) == [4, 5]
+
+
+def test_a_plain_loop_over_sources_without_a_state() -> None:
+    arrays = [np.array([number]) for number in range(4)]
+    with sync_to_device(iter(arrays), driver=HostDriver()) as batches:
+        assert some_plainly(batches, 2) == [0, 1]
+        assert some_plainly(batches) == [2, 3]
+        with pytest.raises(InvalidTypeError, match="has no state"):
+            batches.state_dict()
+    with sync_to_device(arrays, driver=HostDriver()) as batches:
+        assert len(batches) == 4
+        left = iter(batches)
+        assert next(left).number == 0
+        assert some_plainly(batches, 2) == [0, 1]
+        with pytest.raises(ClosedError, match="another `async for`"):
+            next(left)
+        assert some_plainly(batches) == [0, 1, 2, 3]
+
+
+def test_a_plain_loop_gets_what_the_source_raises() -> None:
+    def source() -> Iterator[Any]:
+        yield np.array([1])
+        raise OSError("the disk is gone")
+
+    with sync_to_device(source(), driver=HostDriver()) as batches:
+        with pytest.raises(OSError, match="the disk is gone"):
+            some_plainly(batches)
+    with pytest.raises(InvalidArgumentError, match="depth is at least 1"):
+        with sync_to_device([], driver=HostDriver(), depth=0):
+            pass

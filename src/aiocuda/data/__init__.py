@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._sharing import SharedMemoryError
     from ._sources import Shuffle
     from ._statistics import DeviceBatchesStats, LoaderAdvice, LoaderStats
-    from ._sync import SyncBatches, SyncEpoch, sync_loader
+    from ._sync import SyncBatches, SyncDeviceBatches, SyncEpoch, sync_loader, sync_to_device
     from ._sync_batch import SyncArray, SyncBatch
     from ._to_device import DeviceBatches, to_device
 
@@ -33,9 +33,11 @@ __all__ = [
     "SyncArray",
     "SyncBatch",
     "SyncBatches",
+    "SyncDeviceBatches",
     "SyncEpoch",
     "WorkerLostError",
     "sync_loader",
+    "sync_to_device",
     "to_device",
 ]
 
@@ -53,9 +55,11 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "SyncArray": "._sync_batch",
         "SyncBatch": "._sync_batch",
         "SyncBatches": "._sync",
+        "SyncDeviceBatches": "._sync",
         "SyncEpoch": "._sync",
         "WorkerLostError": "..errors",
         "sync_loader": "._sync",
+        "sync_to_device": "._sync",
         "to_device": "._to_device",
     }
 

@@ -1,4 +1,4 @@
-"""sync_loader: the batches of a loader for a training loop that blocks its thread."""
+"""sync_loader and sync_to_device: the batches of a loader for a training loop that blocks its thread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 
@@ -23,12 +23,14 @@ from ..memory import DeviceBuffer
 from ._batch import Batch
 from ._loader import DataLoader, EpochBatches
 from ._sources import MapSource
-from ._statistics import LoaderAdvice, LoaderStats
+from ._statistics import DeviceBatchesStats, LoaderAdvice, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
+from ._to_device import DeviceBatches, DeviceIteration, to_device
 
-__all__ = ["SyncBatches", "SyncEpoch", "sync_loader"]
+__all__ = ["SyncBatches", "SyncDeviceBatches", "SyncEpoch", "sync_loader", "sync_to_device"]
 
 T = TypeVar("T")
+Loader = TypeVar("Loader", bound=DataLoader | DeviceBatches)
 
 
 def sync_loader(
@@ -62,28 +64,58 @@ def sync_loader(
     if options.get("executor") == "process":
         functions = {"source": source, "decode": options.get("decode")}
         check_main_guard(functions, "executor='process'", ", or use executor='thread'")
-    return SyncBatches(source, index, driver, options)
+    return SyncBatches(_LoopThread(index, driver, lambda device: DataLoader(device, source, **options)))
+
+
+def sync_to_device(
+    source: Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    depth: int = 3,
+) -> SyncDeviceBatches:
+    """Return the batches of another loader, copied to a device ahead of a training loop that blocks its thread.
+
+    ::
+
+        with sync_to_device(torch_loader) as batches:
+            for batch in batches:
+                step(torch.from_dlpack(batch["image"]))
+
+    A thread of its own opens the device and runs `to_device` on its event loop. In a program with an event loop use
+    `to_device`.
+
+    Parameters
+    ----------
+    source, depth
+        See `to_device`. Another thread than the caller's reads the source.
+    index, driver
+        See `open_device`.
+    """
+    return SyncDeviceBatches(_LoopThread(index, driver, lambda device: to_device(source, device, depth)))
 
 
 class _Next(NamedTuple):
     """The next batch, or the end of the epoch, and the state of the loader after it."""
 
     held: HeldBatch | None
-    state: dict[str, Any]
+    state: Any  #: None if it is that of the loader
 
 
 class _Stopped(Exception):  # noqa: N818 - it leaves no function of this module
     """The program has left the block by an exception: worker processes end at once."""
 
 
-class _LoopThread:
-    """The thread with the device, the event loop and the loader. It has no reference to `SyncBatches`."""
+class _LoopThread(Generic[Loader]):
+    """The thread with the device, the event loop and the loader. It has no reference to `SyncBatches`.
 
-    def __init__(self, open_here: Callable[[], Any], source: Any, options: Mapping[str, Any]) -> None:
-        self._open = open_here
+    ``make`` returns the loader of a device.
+    """
+
+    def __init__(self, index: SupportsIndex, driver: DriverName | Driver, make: Callable[[Device], Loader]) -> None:
+        self._open: Callable[[], Any] = lambda: open_device(index, driver=driver)
         self._opening: Any = None
-        self._source = source
-        self._options = options
+        self._make = make
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._stop: asyncio.Event | None = None
         self._at_once = False
@@ -92,7 +124,7 @@ class _LoopThread:
         self._fetching: asyncio.Task[Any] | None = None
         self._held: dict[HeldBatch, None] = {}  # batches that were not freed
         self._thread = threading.Thread(target=self._run, name="aiocuda-sync-loader", daemon=True)
-        self.loader: DataLoader | None = None
+        self.loader: Loader | None = None
         self.device: Device | None = None
 
     # -- the thread ----------------------------------------------------------------------------------------------
@@ -111,21 +143,23 @@ class _LoopThread:
     async def _main(self) -> None:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        async with self._opening as device, DataLoader(device, self._source, **self._options) as loader:
-            self.device, self.loader = device, loader
-            self._ready.set_result(None)
-            await self._stop.wait()
-            if self._fetching is not None:
-                self._fetching.cancel()
-                await asyncio.wait({self._fetching})
-            for held in tuple(self._held):  # was loaded, and not delivered
-                if not held.is_exported:
-                    self._free(held, [])
-            if self._at_once:
-                raise _Stopped
+        async with self._opening as device:
+            loader = self._make(device)
+            async with loader:
+                self.device, self.loader = device, loader
+                self._ready.set_result(None)
+                await self._stop.wait()
+                if self._fetching is not None:
+                    self._fetching.cancel()
+                    await asyncio.wait({self._fetching})
+                for held in tuple(self._held):  # was loaded, and not delivered
+                    if not held.is_exported:
+                        self._free(held, [])
+                if self._at_once:
+                    raise _Stopped
 
-    async def fetch(self, batches: EpochBatches) -> _Next:
-        """Wait for the next batch."""
+    async def fetch(self, batches: EpochBatches | DeviceIteration, *, with_state: bool) -> _Next:
+        """Wait for the next batch. Return it with the state after it, if the batch after it may be fetched, too."""
         loader, device = self.loader, self.device
         assert loader is not None
         assert device is not None
@@ -133,12 +167,12 @@ class _LoopThread:
         try:
             batch = await anext(batches)
         except StopAsyncIteration:
-            return _Next(None, loader.state_dict())
+            return _Next(None, loader.state_dict() if with_state else None)
         finally:
             self._fetching = None
         held = HeldBatch(batch, device).open()
         self._held[held] = None
-        return _Next(held, loader.state_dict())
+        return _Next(held, loader.state_dict() if with_state else None)
 
     async def free(self, ended: list[tuple[HeldBatch, list[int]]]) -> None:
         """Free the memory of batches after the events."""
@@ -202,24 +236,22 @@ class _LoopThread:
             raise error
 
 
-class SyncBatches(ProcessLocal):
-    """The batches of a loader for a thread without an event loop. Made by `sync_loader`.
+class _Batches(ProcessLocal, Generic[Loader]):
+    """The batches of a loader for a thread without an event loop.
 
-    ``with`` starts the thread of the loader and ends it: at the end of the block, at an exception, and at the end of
-    the program. One thread uses it.
+    If ``fetches_ahead``, the batch after the one in hand is fetched in advance. It is dropped where an epoch is left.
     """
 
-    def __init__(
-        self, source: Any, index: SupportsIndex, driver: DriverName | Driver, options: Mapping[str, Any]
-    ) -> None:
-        self._thread = _LoopThread(lambda: open_device(index, driver=driver), source, options)
+    def __init__(self, thread: _LoopThread[Loader], *, fetches_ahead: bool) -> None:
+        self._thread = thread
+        self._fetches_ahead = fetches_ahead
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._epoch: SyncEpoch | None = None
         self._pending: concurrent.futures.Future[_Next] | None = None  # the batch after the one in hand
         self._held: list[HeldBatch] = []  # delivered, and not given back
         self._reported: set[int] = set()
         self._kept = 0
-        self._state: dict[str, Any] | None = None
+        self._state: Any = None
         self._closed = False
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -228,10 +260,9 @@ class SyncBatches(ProcessLocal):
         """Return the batches of the next epoch; of the one that `load_state_dict` has named, from there on."""
         return SyncEpoch(self, None)
 
-    def epoch(self, number: int) -> SyncEpoch:
-        """Return the batches of an epoch, as an iterator. It begins with the first request."""
-        self._loader.epoch(number)  # checks it
-        return SyncEpoch(self, number)
+    def iteration(self, number: int | None) -> EpochBatches | DeviceIteration:
+        """Return the batches of the loader for a `SyncEpoch`."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch. `InvalidTypeError` if the source has no length."""
@@ -242,18 +273,18 @@ class SyncBatches(ProcessLocal):
 
     def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
         """Return the next batch of an epoch; None at its end."""
-        loader = self._loader
+        self._loader  # noqa: B018 - raises if it is not open
         if self._epoch is not epoch:
             if epoch.batches is not None:
                 epoch.batches.check_new()
             self._drop_pending()
             self._epoch = epoch
         ended = self._give_back()
-        batches = epoch.batches_of(loader)
+        batches = epoch.iteration()
         if ended:
             self._thread.submit(self._thread.free(ended))
         if self._pending is None:
-            self._pending = self._thread.submit(self._thread.fetch(batches))
+            self._pending = self._fetch(batches)
         pending = self._pending
         try:
             held, state = pending.result()
@@ -264,8 +295,12 @@ class SyncBatches(ProcessLocal):
         if held is None:
             return None
         self._held.append(held)
-        self._pending = self._thread.submit(self._thread.fetch(batches))
+        if self._fetches_ahead:
+            self._pending = self._fetch(batches)
         return SyncBatch(held, self._download)
+
+    def _fetch(self, batches: EpochBatches | DeviceIteration) -> concurrent.futures.Future[_Next]:
+        return self._thread.submit(self._thread.fetch(batches, with_state=self._fetches_ahead))
 
     def _give_back(self, *, all_of_them: bool = False) -> list[tuple[HeldBatch, list[int]]]:
         """Return the batches that nothing uses any more, with the events after which their memory is free.
@@ -293,6 +328,8 @@ class SyncBatches(ProcessLocal):
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        if not self._fetches_ahead:
+            pending.cancel()  # Ctrl-C has ended the wait for it: a cancelled request loses no batch
         try:
             held = pending.result().held
         except Exception:  # noqa: BLE001 - the program has left that epoch before the batch that has failed
@@ -308,41 +345,34 @@ class SyncBatches(ProcessLocal):
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches that were delivered. See `DataLoader.state_dict`."""
+    def state_dict(self) -> Any:
+        """Return the state after the batches that were delivered: see that of `DataLoader`, or `DeviceBatches`."""
         return self._thread.call(self._loader.state_dict) if self._state is None else self._state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batches of a state. See `DataLoader.load_state_dict`."""
+    def load_state_dict(self, state: Any) -> None:
+        """Go on after the batches of a state. See `DataLoader.load_state_dict`, or that of `DeviceBatches`."""
         loader = self._loader
         self._thread.call(lambda: loader.load_state_dict(state))
         self._state = None
 
-    def statistics(self) -> LoaderStats:
-        """Return the statistics since the loader was made."""
-        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
-
-    def advice(self) -> LoaderAdvice:
-        """Return the arguments that suit the measured times. See `DataLoader.advice`."""
-        return self._thread.call(self._loader.advice)
-
     # -- open and close ------------------------------------------------------------------------------------------
 
     @property
-    def _loader(self) -> DataLoader:
+    def _loader(self) -> Loader:
         if self._closed:
             raise ClosedError("this loader has been closed: make another one")
         if self._thread.loader is None:
             raise BusyError(
-                "a loader has a thread and memory to release: use `with aiocuda.data.sync_loader(…) as batches`"
+                "a loader has a thread and memory to release: use `with aiocuda.data.sync_loader(…) as batches`, or "
+                "sync_to_device(…)"
             )
         return self._thread.loader
 
     def __enter__(self) -> Self:
         if asyncio._get_running_loop() is not None:
             raise BusyError(
-                "sync_loader() blocks its thread, and this one runs an event loop: use "
-                "`async with aiocuda.data.DataLoader(device, …) as loader`"
+                "sync_loader() and sync_to_device() block their thread, and this one runs an event loop: use "
+                "`async with aiocuda.data.DataLoader(device, …) as loader`, or to_device(…)"
             )
         if self._closed:
             raise ClosedError("this loader has been closed: make another one")
@@ -375,11 +405,59 @@ class SyncBatches(ProcessLocal):
         self._thread.stop(at_once=at_once)
 
     def __repr__(self) -> str:
-        return f"<SyncBatches of {self._thread.loader!r}>"
+        return f"<{type(self).__name__} of {self._thread.loader!r}>"
+
+
+class SyncBatches(_Batches[DataLoader]):
+    """The batches of a loader for a thread without an event loop. Made by `sync_loader`.
+
+    ``with`` starts the thread of the loader and ends it: at the end of the block, at an exception, and at the end of
+    the program. One thread uses it.
+    """
+
+    def __init__(self, thread: _LoopThread[DataLoader]) -> None:
+        super().__init__(thread, fetches_ahead=True)
+
+    def iteration(self, number: int | None) -> EpochBatches:
+        """Return the batches of the loader for a `SyncEpoch`."""
+        return EpochBatches(self._loader, number)
+
+    def epoch(self, number: int) -> SyncEpoch:
+        """Return the batches of an epoch, as an iterator. It begins with the first request."""
+        self._loader.epoch(number)  # checks it
+        return SyncEpoch(self, number)
+
+    def statistics(self) -> LoaderStats:
+        """Return the statistics since the loader was made."""
+        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
+
+    def advice(self) -> LoaderAdvice:
+        """Return the arguments that suit the measured times. See `DataLoader.advice`."""
+        return self._thread.call(self._loader.advice)
+
+
+class SyncDeviceBatches(_Batches[DeviceBatches]):
+    """The batches of another loader for a thread without an event loop. Made by `sync_to_device`.
+
+    ``with`` starts the thread that reads the loader and ends it: at the end of the block, at an exception, and at the
+    end of the program. One thread uses it. After ``break``, the next ``for`` is like the next ``async for`` over
+    `DeviceBatches`.
+    """
+
+    def __init__(self, thread: _LoopThread[DeviceBatches]) -> None:
+        super().__init__(thread, fetches_ahead=False)  # it is ahead, and a batch that is dropped may have no other copy
+
+    def iteration(self, number: int | None) -> DeviceIteration:
+        """Return the batches of the loader for a `SyncEpoch`."""
+        return DeviceIteration(self._loader)
+
+    def statistics(self) -> DeviceBatchesStats:
+        """Return the statistics since these batches were made."""
+        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
 
 
 class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
-    """The batches of one epoch, as an iterator. Made by `SyncBatches.epoch` and ``for``.
+    """The batches of one epoch, as an iterator. Made by `SyncBatches.epoch` and ``for``, of `SyncDeviceBatches`, too.
 
     Attributes
     ----------
@@ -389,20 +467,20 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
         Those of the loader; None before the first request.
     """
 
-    def __init__(self, batches: SyncBatches, number: int | None) -> None:
+    def __init__(self, batches: _Batches[Any], number: int | None) -> None:
         self._batches = batches
         self._ended = False
         self.number = number
-        self.batches: EpochBatches | None = None
+        self.batches: EpochBatches | DeviceIteration | None = None
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
         return len(self._batches)
 
-    def batches_of(self, loader: DataLoader) -> EpochBatches:
+    def iteration(self) -> EpochBatches | DeviceIteration:
         """Return the batches of the loader, for the first request and for all later ones."""
         if self.batches is None:
-            self.batches = EpochBatches(loader, self.number)
+            self.batches = self._batches.iteration(self.number)
         return self.batches
 
     def __next__(self) -> SyncBatch:

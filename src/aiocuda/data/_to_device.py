@@ -40,7 +40,7 @@ from ._tasks import begin_task
 from ._threads import LoaderThreads
 from ._upload import BatchUpload, parts_of
 
-__all__ = ["DeviceBatches", "to_device"]
+__all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
 
 #: The items of the source, one by one.
 _ONE_BY_ONE = Order(1, False, (0, 1), None, 0, 0, 0)
@@ -151,12 +151,12 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         self._check_open()
-        return _Iteration(self)
+        return DeviceIteration(self)
 
     async def __anext__(self) -> Batch:
         return await self.next_batch(None)
 
-    async def next_batch(self, iteration: _Iteration | None) -> Batch:
+    async def next_batch(self, iteration: DeviceIteration | None) -> Batch:
         """Return the next batch of an iteration; None is the one that is running, or a new one."""
         if self._requesting:
             raise BusyError("another task waits for the next of these batches: each batch goes to one task")
@@ -329,7 +329,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
 
 
-class _Iteration(AsyncIterator[Batch]):
+class DeviceIteration(AsyncIterator[Batch]):
     """One ``async for`` over `DeviceBatches`."""
 
     __slots__ = ("_batches", "_pass")
@@ -340,6 +340,11 @@ class _Iteration(AsyncIterator[Batch]):
 
     def __anext__(self) -> Coroutine[Any, Any, Batch]:
         return self._batches.next_batch(self)
+
+    def check_new(self) -> None:
+        """Raise `ClosedError` if another iteration was begun after this one."""
+        if self._pass is not None:
+            self._batches.check_newest(self._pass)
 
     async def source_pass(self) -> SourcePass:
         """Return the pass that the next batch comes from."""
