@@ -9,19 +9,26 @@ A deadlock is a set of waiting tasks of which none can go on before another one 
 declarations when the last task of the set begins to wait; that task gets the `DeadlockError`. A wait without
 ``can_end`` may be ended by any code, so it is no part of a deadlock. A coordinator in which nothing moves counts such
 waits as stuck, too: it logs them, and ends them only after its ``deadlock_timeout``. See `find_stuck`.
+
+A function of the program that runs for a batch or an item has a `Holder`. It may wait in tasks of its own, for instance
+in those of a task group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeAlias
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
 from ..errors import DeadlockError
 
-__all__ = ["Wait", "deadlock", "find_stuck", "waiting"]
+__all__ = ["HOLDER", "Holder", "Wait", "deadlock", "find_stuck", "waiting"]
 
 #: Text with the awaited object and its holder, or a function that returns it. It is called only for an error message.
 What: TypeAlias = "str | Callable[[], str]"
@@ -140,6 +147,88 @@ def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = No
             del _waits[key]
         else:
             _waits[key] = before
+
+
+class Holder:
+    """A function of the program that runs for a batch or an item, and holds a place of the library until it returns.
+
+    Parameters
+    ----------
+    name
+        Of the batch, or of the stage and the item.
+
+    Attributes
+    ----------
+    task : asyncio.Task or None
+        In which the function runs: that which makes this object. Set it to None when the function has returned.
+    """
+
+    __slots__ = ("_waiters", "name", "task")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.task = asyncio.current_task()
+        self._waiters: set[Task] = set()  # those that wait by `waiting`, in its context
+
+    @contextlib.contextmanager
+    def waiting(self, what: What, future: asyncio.Future[Any], can_end: CanEnd) -> Iterator[None]:
+        """Declare that the current task, which has the context of the function, waits. See the function `waiting`."""
+        task = asyncio.current_task()
+        if task is None or task in self._waiters:
+            yield
+            return
+        self._waiters.add(task)
+        try:
+            with waiting(what, future, can_end):
+                yield
+        finally:
+            self._waiters.discard(task)
+
+    def is_stuck(self, stuck: Collection[Task]) -> bool:
+        """Return whether the function waits in one of these tasks: in its own one, or in another one that it awaits."""
+        task = self.task
+        if task is None:
+            return False
+        return task in stuck or any(each in stuck and _awaits(task, each) for each in tuple(self._waiters))
+
+
+#: The function that runs in this context.
+HOLDER: ContextVar[Holder | None] = ContextVar("aiocuda_holder", default=None)
+
+#: Packages whose objects lead from a task to those that wait for it.
+_TASK_GROUPS: Final = ("asyncio", "anyio")
+
+#: Types of callbacks, and of what is in them. The wake-up of a task is a built-in method.
+_IN_CALLBACKS: Final = (types.CellType, types.MethodType, types.BuiltinMethodType, functools.partial, tuple)
+
+#: Objects that `_awaits` looks at.
+_MOST_LOOKED_AT: Final = 1000
+
+
+def _awaits(task: Task, other: Task) -> bool:
+    """Return whether a task waits for another one: in an await, a gather, a wait or a task group.
+
+    It follows the callbacks of tasks and futures, through closures and the objects of asyncio and anyio.
+    """
+    seen: dict[int, object] = {}
+    left: list[object] = [other]
+    while left and len(seen) < _MOST_LOOKED_AT:
+        each = left.pop()
+        if each is task:
+            return True
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        kind = type(each)
+        if isinstance(each, asyncio.Future):
+            left += [callback for callback, *_ in getattr(each, "_callbacks", None) or ()]
+        elif kind is types.FunctionType:
+            left += getattr(each, "__closure__", None) or ()
+        elif kind in _IN_CALLBACKS:
+            left += gc.get_referents(each)
+        elif kind.__module__.partition(".")[0] in _TASK_GROUPS and not isinstance(each, asyncio.AbstractEventLoop):
+            left += getattr(each, "__dict__", {}).values()
+    return False
 
 
 def find_stuck(loop: asyncio.AbstractEventLoop, patient: bool = True) -> list[Wait]:

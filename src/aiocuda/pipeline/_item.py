@@ -243,7 +243,7 @@ class PipelineItem:
             await resources.gates[position].enter(self.number)
         start = resources.now()
         if stage.awaits:
-            with resources.scope.inside():
+            with resources.scope.inside(), resources.holding(self, position):
                 await self._await_stage(position, stage)
         else:
             self._enqueue(position, stage)

@@ -192,6 +192,8 @@ class Pipeline(Owner):
         ------
         BusyError
             A run of this pipeline has not ended.
+        DeadlockError
+            A stage has called, and awaits an item that stays behind its own one.
         Exception
             The failure of a stage, as in `run`.
         """
@@ -216,6 +218,8 @@ class Pipeline(Owner):
             A run of this pipeline has not ended.
         ClosedError
             The pipeline has been closed, or has been left by an exception during the call.
+        DeadlockError
+            A stage has called, and all slots are held by items that wait for this, or that stay behind them.
         """
         await self._check_free()
         return await self._singles.submit(item)

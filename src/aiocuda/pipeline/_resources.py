@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from asyncio import _get_running_loop
-from typing import Self
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
+from .._base._deadlock import HOLDER, Holder
 from .._base._host_use import HostUse
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded, must_end_now
@@ -23,6 +26,9 @@ from ._meter import meter_of
 from ._plan import Plan
 from ._ring import PipelineRing
 from ._slot import Slot
+
+if TYPE_CHECKING:
+    from ._item import PipelineItem
 
 __all__ = ["OrderedGate", "PipelineResources"]
 
@@ -51,6 +57,8 @@ class PipelineResources:
         Calls the stages of an item that is not timed; None if the plan is not plain, or the device is checked.
     numbers : iterator of int
         Numbers of items, from 0.
+    holders : dict of Holder to tuple
+        For each stage that is awaited now, its item and the stage's position.
     blocking_watch : BlockingWatch or None
         Finds stages that block the loop; None if no stage awaits, or without advice.
     host_use : HostUse
@@ -72,6 +80,7 @@ class PipelineResources:
         self.chain: Chain | None = None
         self.blocking_watch: BlockingWatch | None = None
         self.host_use = HostUse()
+        self.holders: dict[Holder, tuple[PipelineItem, int]] = {}
         self._is_real = self.now is time.monotonic  # nothing of the host is measured in virtual time
         self._plan_items(plan)
         self._users = 0  # blocks that have the streams open
@@ -133,6 +142,37 @@ class PipelineResources:
             self.ring.replace(slot)
         else:
             self.ring.release(slot)
+
+    @contextlib.contextmanager
+    def holding(self, item: PipelineItem, position: int) -> Iterator[None]:
+        """Await a stage of an item in a block: if it waits for another item of the pipeline, that may be a deadlock."""
+        holder = Holder(f"stage {self.plan.names[position]!r} of item {item.index}, counted from 0,")
+        token = HOLDER.set(holder)
+        self.holders[holder] = item, position
+        try:
+            yield
+        finally:
+            holder.task = None
+            del self.holders[holder]
+            HOLDER.reset(token)
+
+    def blocked_by(self, stuck: Collection[asyncio.Task[Any]]) -> tuple[float, set[PipelineItem]]:
+        """Return what is blocked if none of these tasks goes on: all items after a number, and some items before it.
+
+        Items enter each stage in order, so an item stays behind an earlier one that does not leave its stage.
+        """
+        items: dict[int, list[PipelineItem]] = {}  # by the position of the stage that they are in
+        for holder, (item, position) in self.holders.items():
+            if holder.is_stuck(stuck):
+                items.setdefault(position, []).append(item)
+        last = math.inf
+        for position, found in items.items():
+            numbers = [item.number for item in found]
+            if self.plan.successors[position]:
+                last = min(last, *numbers)
+            elif len(found) >= self.plan.stages[position].concurrency:
+                last = min(last, max(numbers))
+        return last, {item for found in items.values() for item in found}
 
     def free_buffers(self) -> None:
         """Release the memory of free slots. The sweeps return it now: an idle device makes no other call for that."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .._base._deadlock import HOLDER
 from .._base._failure import Failure
 from .._base._shutdown import finish_shielded
 from .._base._tasks import start_task
@@ -37,13 +40,14 @@ class SingleItems:
         The items that have not ended, and the calls that wait for a slot.
     """
 
-    __slots__ = ("_at_once", "_calls", "_ended", "_has_failed", "_index", "_resources", "_skipped",
+    __slots__ = ("_at_once", "_calls", "_ended", "_has_failed", "_index", "_items", "_resources", "_skipped",
                  "_tasks", "unfinished")  # fmt: skip
 
     def __init__(self, resources: PipelineResources) -> None:
         self._resources = resources
         self.unfinished = 0
         self._index = 0  # of the next item
+        self._items: set[PipelineItem] = set()  # that hold a slot
         self._tasks: set[asyncio.Task[None]] = set()  # of tickets
         self._at_once = 0  # items that `submit` has begun in this turn of the loop
         self._has_failed = False  # has an item failed by itself, since there was no unfinished item?
@@ -59,18 +63,21 @@ class SingleItems:
             self._calls.interrupt()
         elif resources.advises and resources.ring.depth > 1 and resources.device.asynchronous:
             self._calls.begin(began)
-        item = await self._begin(value)
-        try:
-            result = await self._finish(item, item.run_stages())
-        finally:
-            self._end()
+        with self._waiting("a result") as begun:
+            item = await self._begin(value)
+            begun.append(item)
+            try:
+                result = await self._finish(item, item.run_stages())
+            finally:
+                self._end()
         self._calls.end(began, resources.now())
         return result
 
     async def submit(self, value: Any) -> Ticket:
         """Wait for a slot, begin an item in it, and return the item's ticket."""
         place = SourceLine.of_caller()
-        item = await self._begin(value, has_ticket=True)
+        with self._waiting("a slot"):
+            item = await self._begin(value, has_ticket=True)
         awaits = self._resources.plan.awaits
         try:
             if not awaits:
@@ -141,6 +148,30 @@ class SingleItems:
             return ClosedError(f"{name} was ended early: an exception, or a cancellation, has left the pipeline")
         return ClosedError(f"{name} was cancelled")
 
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[list[PipelineItem]]:
+        """Declare a wait in a stage of this pipeline, or in another function that holds a place, in a block.
+
+        The block appends its item to the list when it has begun.
+        """
+        holder, resources = HOLDER.get(), self._resources
+        begun: list[PipelineItem] = []
+        if holder is None:
+            yield begun
+            return
+
+        def can_end(stuck: Collection[asyncio.Task[Any]]) -> bool:
+            last, items = resources.blocked_by(stuck)
+            if begun:
+                return begun[0].number <= last
+            if what != "a slot" and last < math.inf:
+                return False  # it would stay behind that item
+            return sum(item.number > last or item in items for item in self._items) < resources.ring.depth
+
+        text = f"{what} of the pipeline {'+'.join(resources.plan.names)}, in {holder.name}: use another pipeline for it"
+        with holder.waiting(text, asyncio.get_running_loop().create_future(), can_end):
+            yield begun
+
     # -- from the slot to the end --------------------------------------------------------------------------------
 
     async def _begin(self, value: Any, *, has_ticket: bool = False) -> PipelineItem:
@@ -156,6 +187,7 @@ class SingleItems:
                     raise resources.scope.closed_error()
                 item = PipelineItem(resources, overlap=True, may_skip=False)
                 item.begin(slot, value, self._index, resources.now())
+                self._items.add(item)
             except BaseException:
                 await resources.__aexit__()
                 raise
@@ -184,6 +216,7 @@ class SingleItems:
                 resources.ring.end(item.slot)
                 return result
             finally:
+                self._items.discard(item)
                 await resources.__aexit__()
         except BaseException as error:
             self._has_failed = self._has_failed or not isinstance(error, (SkippedError, asyncio.CancelledError))

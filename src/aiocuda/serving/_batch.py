@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from .._base._deadlock import Holder
 from .._base._types import ProcessLocal
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
@@ -179,11 +180,13 @@ class RunningBatch:
         The seconds that it will take; 0 if that is not known.
     weight : int
         The weight of the requests.
+    holder : Holder or None
+        Of its place, while its function runs.
     ends : sequence
         What the listeners of the device want called at its end. Only `BatchHooks` uses it.
     """
 
-    __slots__ = ("began", "ends", "number", "predicted", "requests", "weight")
+    __slots__ = ("began", "ends", "holder", "number", "predicted", "requests", "weight")
 
     def __init__(
         self, number: int, requests: Sequence[Request], weight: int, began: float, predicted: float | None
@@ -193,6 +196,7 @@ class RunningBatch:
         self.weight = weight
         self.began = began
         self.predicted = predicted or 0.0
+        self.holder: Holder | None = None
         self.ends: Sequence[End] = ()
         for request in requests:
             request.waited = began - request.arrived
@@ -207,10 +211,11 @@ class RunningBatch:
 
     def drop_ended(self, now: float) -> None:
         """Drop the requests that have an outcome, or whose deadline has passed."""
-        left = [request for request in self.requests if request.waits(now)]
-        if len(left) < len(self.requests):
-            self.requests = left
-            self.weight = sum(request.weight for request in left)
+        for request in self.requests:
+            if not request.waits(now):
+                self.requests = [request for request in self.requests if request.waits(now)]
+                self.weight = sum(request.weight for request in self.requests)
+                break
 
     def remaining(self, now: float) -> float:
         """Return the predicted seconds until it ends."""

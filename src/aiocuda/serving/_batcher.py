@@ -7,10 +7,11 @@ import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 from .._base._checks import check_deadline
+from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
 from .._base._label import LABEL
 from .._base._log import log
@@ -175,6 +176,9 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             show that the request would miss it.
         DeviceFault
             The device has faulted, now or earlier.
+        DeadlockError
+            A batch function has called, and all places are held by batches that wait in such a call. Not raised if the
+            request has a deadline, and not by `submit_nowait`.
         BatchError
             The function returned the wrong number of results, or its exception cannot be copied; this result has a part
             in the slot's device memory, as an array of another library; or a result of the batch is an object, such as
@@ -188,8 +192,13 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             ``__cause__``; the exception that the function has returned for this item; the exception of ``weight``.
         """
         future = self.submit_nowait(item, priority=priority, deadline_s=deadline_s)
+        holder = HOLDER.get()
         try:
-            return await future
+            if holder is None or deadline_s is not None:
+                return await future
+            what = f"the result of a request that {holder.name} awaits of {self!r}: use another batcher for it"
+            with holder.waiting(what, future, functools.partial(self._can_end, future)):
+                return await future
         except BaseException:
             # A coroutine that is closed, or gets an exception by `throw`, has not cancelled the future.
             if not future.cancel() and not future.cancelled():
@@ -231,6 +240,17 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             else:
                 self._set_timer(loop)
         return future
+
+    def _can_end(self, future: asyncio.Future[Any], stuck: Collection[asyncio.Task[Any]]) -> bool:
+        """Return whether a request can get its outcome although none of these tasks goes on."""
+        running = [batch for batch in self._running if any(each.future is future for each in batch.requests)]
+        if not running:
+            if len(self._running) < self._options.max_concurrent_batches:
+                return True
+            if not any(each.future is future for each in self._queue):
+                return True  # it is about to get it
+            running = [*self._running]
+        return not all(batch.holder is not None and batch.holder.is_stuck(stuck) for batch in running)
 
     def _check_accepts(self) -> asyncio.AbstractEventLoop:
         """Return the batcher's loop, or raise an error if it accepts no request here and now."""
@@ -275,7 +295,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
     def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
-        request.end()
+        request.future = None
         if request.deadline is not None and self._deadlines is not None:
             self._deadlines.remove(request)
         if future.cancelled():
@@ -404,7 +424,14 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             if self._hooks is not None:
                 self._hooks.begin(running, batch, began)
             try:
-                found = await place.outcomes(await options.function(batch), len(running.requests))
+                # In the context of this task, too. Tasks of the function have it, and may live longer than the batch.
+                HOLDER.set(holder := Holder(f"batch {batch.number}"))
+                running.holder = holder
+                try:
+                    results = await options.function(batch)
+                finally:
+                    holder.task = None
+                found = await place.outcomes(results, len(running.requests))
             except BaseException as error:
                 self._note_fault(error)  # before this waits for the stream: no other batch begins
                 raise

@@ -76,10 +76,6 @@ class Request:
         future, deadline = self.future, self.deadline
         return future is not None and not future.done() and (deadline is None or now < self.arrived + deadline)
 
-    def end(self) -> None:
-        """Release the future: the request has its outcome."""
-        self.future = None
-
     def resolve(self, result: Any) -> bool:
         """Set the result; False if the request has another outcome already."""
         future = self.future
