@@ -91,6 +91,7 @@ async def test_status_of_each_error(
     ("seconds", "header"),
     [
         *[(0.001, "1"), (1.0, "1"), (1.001, "2"), (59.5, "60"), (float("inf"), "1"), (float("nan"), "1")],
+        *[(86_400, "86400"), (1e300, "86400")],
         # Of an application.
         *[(None, "1"), ("soon", "1"), ("30", "30"), ([], "1"), (-5, "1"), pytest.param(10**400, "1", id="huge")],
     ],

@@ -53,13 +53,21 @@ def route_of_fastapi(app: Any) -> Any:
     return service
 
 
+def endpoint_of_fastapi(app: Any) -> Any:
+    """FastAPI took the parameters of ASGI for those of a query, and answered 422."""
+    service = FastAPI()
+    service.get("/probe")(app)
+    service.head("/probe")(app)
+    return service
+
+
 def mount_of_fastapi(app: Any) -> Any:
     service = FastAPI()
     service.mount("/probe", app)
     return service
 
 
-FRAMEWORKS = [routes_of_starlette, mount_of_starlette, route_of_fastapi, mount_of_fastapi]
+FRAMEWORKS = [routes_of_starlette, mount_of_starlette, route_of_fastapi, endpoint_of_fastapi, mount_of_fastapi]
 
 each_framework = pytest.mark.parametrize("within", FRAMEWORKS)
 

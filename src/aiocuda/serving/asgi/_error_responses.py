@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from ...errors import DeadlineError, DeviceFault, ReplicaLostError
 from .._errors import OverloadedError
@@ -20,6 +20,9 @@ _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (DeadlineError, 504, "The request cannot be completed within its deadline."),
 )
 
+#: The most of ``Retry-After``: a day. 1e300 s would be a header of 301 digits, which clients do not read.
+MOST_SECONDS: Final = 86_400
+
 _ANSWERED = tuple(kind for kind, _, _ in _ANSWERS)
 
 
@@ -29,7 +32,7 @@ def error_responses(app: ASGIApp) -> ASGIApp:
     ==================  ======  ====================================================================================
     exception           status  headers
     ==================  ======  ====================================================================================
-    `OverloadedError`   429     ``Retry-After``: the error's ``retry_after_s`` in whole seconds, rounded up
+    `OverloadedError`   429     ``Retry-After``: the error's ``retry_after_s`` in whole seconds, rounded up, up to a day
     `DeadlineError`     504
     `DeviceFault`       503
     `ReplicaLostError`  503     of `aiocuda.cluster`
@@ -99,13 +102,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _retry_after(leaves: list[BaseException]) -> int:
-    """Return whole seconds, at least 1."""
+    """Return whole seconds, at least 1, at most `MOST_SECONDS`."""
     return max(_whole_seconds(getattr(leaf, "retry_after_s", None)) for leaf in leaves)
 
 
 def _whole_seconds(seconds: Any) -> int:
-    """Return a time in whole seconds, rounded up, at least 1. An `OverloadedError` of the application may have none."""
+    """Return a time in whole seconds, rounded up. An `OverloadedError` of the application may have none."""
     try:
-        return max(1, math.ceil(float(seconds)))
+        return min(max(1, math.ceil(float(seconds))), MOST_SECONDS)
     except (TypeError, ValueError, OverflowError):  # None, text, or no finite number
         return 1

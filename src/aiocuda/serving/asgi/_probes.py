@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import ClassVar, overload
+
 from ..._base._checks import check_timeout
 from ..._base._faults import FAULTS
 from ...device import Device
@@ -15,23 +18,46 @@ __all__ = ["Health", "Probe", "Ready", "health", "ready"]
 class Probe:
     """An ASGI application that answers 200, or 503 with the problem.
 
-    It is an object and not a function: routes of Starlette call a function with a request.
+    It is an object and not a function: routes of Starlette call a function with a request. As an endpoint of FastAPI,
+    ``app.get("/ready")(probe)``, it is called without arguments, and returns a response.
     """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    #: FastAPI reads this signature. It would take the parameters of ASGI for those of a query, and answer 422.
+    __signature__: ClassVar = inspect.Signature()
+
+    @overload
+    async def __call__(self) -> object: ...
+
+    @overload
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def __call__(
+        self, scope: Scope | None = None, receive: Receive | None = None, send: Send | None = None
+    ) -> object:
+        if scope is None or send is None:
+            return _response(*_answer_to(await self.problem()))
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
-        if scope["type"] != "http":
-            return  # a lifespan has nothing to do
-        problem = await self.problem()
-        if problem is None:
-            await answer(send, 200, status="ok")
-        else:
-            await answer(send, 503, status="failed", detail=problem)
+        if scope["type"] == "http":  # a lifespan has nothing to do
+            status, fields = _answer_to(await self.problem())
+            await answer(send, status, **fields)
+        return None
 
     async def problem(self) -> str | None:
         """Return why the probe fails; None if it does not."""
         raise NotImplementedError
+
+
+def _answer_to(problem: str | None) -> tuple[int, dict[str, str]]:
+    """Return the status and the JSON object of a response."""
+    return (200, {"status": "ok"}) if problem is None else (503, {"status": "failed", "detail": problem})
+
+
+def _response(status: int, fields: dict[str, str]) -> object:
+    """Return a response of Starlette, for FastAPI."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(fields, status)
 
 
 class Health(Probe):
@@ -56,7 +82,8 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
     Each request waits for `Device.ping`. The answer is 503 if the device does not answer within ``timeout_s`` seconds,
     has faulted, or is closed. Requests that overlap wait for one ping.
 
-    The device is opened in the ``setup`` of `lifespan`, so add the route there::
+    In FastAPI, ``app.get("/ready")(ready(device))`` adds it, too. The device is opened in the ``setup`` of `lifespan`,
+    so add the route there::
 
         @contextlib.asynccontextmanager
         async def setup(app):
