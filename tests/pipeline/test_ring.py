@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import aiocuda
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
 from aiocuda.pipeline._ring import PipelineRing
 from aiocuda.pipeline._slot import TRANSITIONS, SlotState
-from tests.helpers import Latch, in_thread, quickly, until
+from tests.helpers import Latch, in_thread, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -392,3 +393,108 @@ async def test_a_missing_buffer_is_named(stream: Stream) -> None:
         slot.buffer(wrong, 4)
     with pytest.raises(InvalidArgumentError, match="-1"):
         slot.buffer("x", -1)
+
+
+async def test_waiter_gets_a_slot_whose_last_state_has_ended(stream: Stream, latch: Latch) -> None:
+    """A loop that acquires, names the last operation and advances goes round for ever."""
+    ring, numbers = TripleBuffer(), []
+    latch.hold(stream)
+
+    async def loop() -> None:
+        for number in range(10):
+            slot = await ring.acquire(number)
+            numbers.append(slot.number)
+            slot.enter("downloading", until=stream.synchronize())
+            ring.advance()
+
+    task = asyncio.create_task(loop())
+    await latch.held()
+    await turns()
+    assert numbers == [0, 1, 2]
+    latch.release()
+    await quickly(task)
+    assert numbers == [0, 1, 2] * 3 + [0]
+
+
+@pytest.mark.parametrize("named", ["before", "after", "ended"])
+async def test_waiter_gets_a_slot_whatever_comes_first(stream: Stream, latch: Latch, named: str) -> None:
+    """The operation is named before the wait, or after it, or when it has ended."""
+    ring = TripleBuffer(1)
+    slot = await ring.acquire("first")
+    latch.hold(stream)
+    operation = stream.synchronize()
+    if named == "before":
+        slot.enter("downloading", until=operation)
+    waiting = asyncio.create_task(ring.acquire("second"))
+    await asyncio.sleep(0)
+    if named == "after":
+        slot.enter("downloading", until=operation)
+    await latch.held()
+    await turns()
+    assert not waiting.done()
+    latch.release()
+    await quickly(operation)
+    if named == "ended":
+        slot.enter("downloading", until=operation)
+        assert slot.item == "first"  # until the next turn of the loop
+    assert await quickly(waiting) is slot
+    assert (slot.item, slot.state) == ("second", "uploading")
+
+
+async def test_failure_of_a_slot_that_was_handed_on_is_raised_by_advance(stream: Stream) -> None:
+    """Once."""
+    ring = TripleBuffer(1)
+    for number in range(2):
+        slot = await quickly(ring.acquire(number))
+        slot.enter("uploading", until=stream.submit(operator.truediv, 1, 0))
+        slot.enter("downloading", until=stream.synchronize())
+    slot = await quickly(ring.acquire())
+    with pytest.raises(ZeroDivisionError) as caught:
+        ring.advance()
+    assert "in slot 0 of a triple buffer, which was uploading" in caught.value.__notes__
+    assert (ring.busy, slot.state) == (1, "uploading")
+    ring.advance()
+
+
+async def test_waiter_gets_no_slot_that_is_in_use(device: aiocuda.Device, stream: Stream) -> None:
+    """A slot of a block, one whose last state is another, and one without an operation."""
+    ring = TripleBuffer(3)
+    async with ring.slot() as first:
+        second, third = await ring.acquire(), await ring.acquire()
+        first.enter("downloading", until=stream.synchronize())
+        second.enter("processing", until=stream.synchronize())
+        third.enter("downloading")
+        waiting = asyncio.create_task(ring.acquire())
+        await quickly(stream.synchronize())
+        await turns()
+        assert not waiting.done()
+    assert await quickly(waiting) is first
+
+
+async def test_waiter_that_is_cancelled_as_its_slot_comes_passes_it_on(stream: Stream) -> None:
+    ring = TripleBuffer(1)
+    slot = await ring.acquire()
+    waiting = [asyncio.create_task(ring.acquire(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    slot.enter("downloading", until=stream.synchronize())
+    while ring.busy:
+        await asyncio.sleep(0)
+    waiting[0].cancel()  # it has the slot, and has not run yet
+    assert (await quickly(waiting[1])).item == 1
+    assert waiting[0].cancelled()
+
+
+async def test_slot_with_an_operation_is_found_no_more(stream: Stream, latch: Latch) -> None:
+    ring = TripleBuffer()
+    slots = [await ring.acquire() for _ in range(3)]
+    for state, find in (("processing", ring.compute_slot), ("downloading", ring.download_slot)):
+        latch.hold(stream)
+        for slot in slots:
+            slot.enter(state)  # type: ignore[arg-type]
+        for slot in slots:
+            assert find() is find() is slot
+            slot.enter(state, until=stream.synchronize())  # type: ignore[arg-type]
+        assert find() is None
+        latch.release()
+        await quickly(stream.synchronize())
+        ring.advance()

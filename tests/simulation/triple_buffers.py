@@ -104,11 +104,13 @@ class _Round:
             self._results.append((operation, expected))
 
     def _oldest(self, state: str, found: Slot | None) -> Slot | None:
-        """Return the slot that the ring has found, unless it has its work."""
-        expected = next((slot for slot, its in self._states.items() if its == state), None)
+        """Return the slot that the ring has found: the first of that state without work."""
+        expected = next((slot for slot, its in self._states.items() if its == state and slot not in self._ends), None)
         if found is not expected:
-            self._report(f"the oldest slot that is {state} is {expected!r}, and the ring has found {found!r}")
-        return None if found is None or found in self._ends else found
+            self._report(
+                f"the oldest slot without work that is {state} is {expected!r}, and the ring has found {found!r}"
+            )
+        return found
 
     def _enter(self, slot: Slot, operation: Operation[Any]) -> None:
         """Let the state end with the operation, and perhaps with one of another stream."""

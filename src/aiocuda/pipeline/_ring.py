@@ -26,7 +26,7 @@ from ..device import Device
 from ..errors import AiocudaError, DeviceFault, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ..lowlevel import CLOSED, StreamOperation, owned, queue_of, resources_of, when_passed
 from ..stream import Stream
-from ._slot import Ends, Slot, SlotContents, SlotState, checked_name, memory_of
+from ._slot import Ends, Slot, SlotContents, SlotState, checked_name, failure_of_states, memory_of
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
@@ -97,13 +97,17 @@ class TripleBuffer(Owner):
             raise InvalidTypeError(f"depth is an integer, not {depth!r}")
         if not 1 <= depth <= MAX_SLOTS:
             raise InvalidArgumentError(f"depth is from 1 to {MAX_SLOTS}, and this is {depth}", limit=MAX_SLOTS)
-        self._slots = [Slot(number) for number in range(depth)]
+        self._watchers: list[Callable[[Slot], object]] = []  # of all slots: `_watch_soon`, while a task waits
+        self._slots = [self._new_slot(number) for number in range(depth)]
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: dict[Slot, None] = {}  # in the order in which they were taken
         self._in_blocks: set[Slot] = set()  # of `slot`, which releases them
         self._released: set[Slot] = set()  # busy, because the device still uses their memory
         self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
+        self._watched: set[Slot] = set()  # an operation of it calls `_watch`
+        #: Numbers and states of the first slots with failures that were handed on: the next `advance` raises them.
+        self._failed: list[tuple[int, list[tuple[SlotState, Ends]]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak_busy = 0
@@ -113,6 +117,11 @@ class TripleBuffer(Owner):
         self._stream: Stream | None = None  # that has allocated them
         if buffers is not None or device is not None:
             self._allocate(_checked_buffers(buffers, device), device)
+
+    def _new_slot(self, number: int) -> Slot:
+        slot = Slot(number)
+        slot._contents.watchers = self._watchers
+        return slot
 
     def _allocate(self, buffers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], device: Any) -> None:
         """Make the stream, and the buffers of each slot."""
@@ -159,22 +168,25 @@ class TripleBuffer(Owner):
         return len(self._slots)
 
     def compute_slot(self) -> Slot | None:
-        """Return the oldest slot that is processing, the one that was taken first; None if there is none.
+        """Return the oldest slot that is processing and has no operation yet; None if there is none.
 
-        The slot stays as it is, so the next call may return it again.
+        The oldest one was taken first. The call returns it again until ``slot.enter("processing", until=operation)``.
         """
         return self._oldest("processing")
 
     def download_slot(self) -> Slot | None:
-        """Return the oldest slot that is downloading, the one that was taken first; None if there is none.
+        """Return the oldest slot that is downloading and has no operation yet; None if there is none.
 
-        The slot stays as it is, so the next call may return it again.
+        The oldest one was taken first. The call returns it again until ``slot.enter("downloading", until=operation)``.
         """
         return self._oldest("downloading")
 
     def _oldest(self, state: SlotState) -> Slot | None:
         self._claim_loop()
-        return next((slot for slot in self._busy if slot.state == state), None)
+        for slot in self._busy:
+            if slot.state == state and not slot._contents.last_ends and slot not in self._released:
+                return slot
+        return None
 
     def reset_statistics(self) -> None:
         """Restart the statistics."""
@@ -185,7 +197,11 @@ class TripleBuffer(Owner):
     # -- acquire and release -------------------------------------------------------------------------------------
 
     async def acquire(self, item: Any = None) -> Slot:
-        """Wait for a free slot, put the item into it, and return it; it is uploading."""
+        """Wait for a free slot, put the item into it, and return it; it is uploading.
+
+        While a task waits, a slot whose state ``"downloading"`` has ended becomes free without `advance`. If one of its
+        operations has failed, the next `advance` raises the failure.
+        """
         slot = await self.reserve()
         slot.enter("uploading")
         self._begin(slot, item, None)
@@ -223,12 +239,14 @@ class TripleBuffer(Owner):
             failed. A device fault counts once.
         """
         self._claim_loop()
-        failures: list[BaseException] = []
+        found = [failure_of_states(states, number) for number, states in self._failed]
+        self._failed.clear()
+        failures = [failure for failure in found if failure is not None]
         for slot in tuple(self._busy):
             contents = slot._contents
             if contents.progress is not None or slot in self._released or not contents.is_over():
                 continue
-            failure = contents.failure(slot.number)
+            failure = failure_of_states(contents.states, slot.number)
             if failure is not None:
                 failures.append(failure)
             if failure is None and contents.advance():
@@ -250,6 +268,10 @@ class TripleBuffer(Owner):
             return self._take()
         waiter: asyncio.Future[Slot] = loop.create_future()
         self._waiting[waiter] = None
+        if not self._watchers:
+            self._watchers.append(self._watch_soon)
+            for slot in [slot for slot in self._busy if slot._contents.progress is None]:
+                self._watch(slot)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -260,6 +282,41 @@ class TripleBuffer(Owner):
                 self._taken.discard(slot)
                 self._hand_on(slot)
             raise
+        finally:
+            if not self._waiting:
+                self._watchers.clear()
+
+    def _watch_soon(self, slot: Slot) -> None:
+        """Watch a slot that has entered a state, after the lines of the program that come next."""
+        assert self._loop is not None
+        self._loop.call_soon(self._watch, slot)
+
+    def _watch(self, slot: Slot, called: object = None) -> None:
+        """Release a slot whose state "downloading" has ended, or let one of its operations call this again.
+
+        ``called`` is the last one. Nothing happens while no task waits.
+        """
+        contents = slot._contents
+        if not self._waiting or slot not in self._busy or contents.progress is not None:
+            return
+        if slot in self._in_blocks or slot in self._released or slot in self._watched:
+            return
+        if not contents.last_ends or contents.states[-1][0] != "downloading":
+            return
+        unfinished = contents.unfinished()
+        for end in unfinished[:1]:
+            if end is not called and _call_when_over(end, functools.partial(self._watch_again, slot)):
+                self._watched.add(slot)
+                return
+        if all(end.done() for end in unfinished):  # else one is of another loop: `advance` looks at it
+            has_failed = any(end.state != "done" for _, ends in contents.states for end in ends)
+            if has_failed and len(self._failed) < self.depth:  # a program may never call `advance`
+                self._failed.append((slot.number, contents.states.copy()))
+            self.release(slot)
+
+    def _watch_again(self, slot: Slot, called: object) -> None:
+        self._watched.discard(slot)
+        self._watch(slot, called)
 
     def _claim_loop(self) -> asyncio.AbstractEventLoop:
         """Bind the ring to the running loop, and return the loop.
@@ -280,6 +337,7 @@ class TripleBuffer(Owner):
             if self._loop is not None and self._loop.is_closed():  # it calls back for no slot
                 for slot in tuple(self._released):
                     self._give_up(slot)
+                self._watched.clear()
             if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
@@ -499,7 +557,7 @@ class PipelineRing(TripleBuffer):
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
         self._check_taken(slot)
-        new = self._slots[slot.number] = Slot(slot.number)
+        new = self._slots[slot.number] = self._new_slot(slot.number)
         self._taken.remove(slot)
         if slot in self._busy:
             del self._busy[slot]

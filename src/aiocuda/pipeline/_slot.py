@@ -27,7 +27,8 @@ from ._slot_memory import SlotMemory
 if TYPE_CHECKING:
     from ._item import PipelineItem
 
-__all__ = ["TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name", "memory_of"]
+__all__ = ["TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name", "failure_of_states",
+           "memory_of"]  # fmt: skip
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -62,15 +63,18 @@ class SlotContents:
         The progress of the item, if a pipeline processes it.
     states : list of tuple
         States in order, each with the operations and nodes that end it. Without any it lasts until the next state.
+    watchers : sequence of callable
+        Called with the slot when it has entered a state: of a ring, while a task waits for a slot.
     """
 
-    __slots__ = ("item", "memory", "progress", "states")
+    __slots__ = ("item", "memory", "progress", "states", "watchers")
 
     def __init__(self) -> None:
         self.item: Any = None
         self.memory = SlotMemory()
         self.progress: PipelineItem | None = None
         self.states: list[tuple[SlotState, Ends]] = []
+        self.watchers: Sequence[Callable[[Slot], object]] = ()
 
     def put(self, item: Any, progress: PipelineItem | None = None) -> None:
         """Put an item in. Its operations begin a new use of the memory.
@@ -101,16 +105,12 @@ class SlotContents:
 
     def is_over(self) -> bool:
         """True if operations or nodes end the last state, and they and those of the states before it are over."""
-        return bool(self.states and self.states[-1][1]) and not self.unfinished()
+        return bool(self.last_ends) and not self.unfinished()
 
-    def failure(self, number: int) -> BaseException | None:
-        """Return the failure of the states' operations, which are over, with a note; ``number`` is the slot's."""
-        failures: list[BaseException] = []
-        for state, ends in self.states:
-            for error in filter(None, (end.exception() for end in ends)):
-                add_note(error, f"in slot {number} of a triple buffer, which was {state}")
-                failures.append(error)
-        return combine(failures, f"operations of slot {number}") if failures else None
+    @property
+    def last_ends(self) -> Ends:
+        """What ends the last state."""
+        return self.states[-1][1] if self.states else ()
 
     def advance(self) -> bool:
         """Enter the state after the last one, without an end. Return False if the slot would become free."""
@@ -202,6 +202,8 @@ class Slot(ProcessLocal):
         if states and not states[-1][1]:
             states.pop()
         states.append((state, ends))
+        for watch in self._contents.watchers:
+            watch(self)
 
     # -- what a stage uses ---------------------------------------------------------------------------------------
 
@@ -345,6 +347,16 @@ class StageSlot(Slot):
 
 #: Return the memory of a slot: for the packages above.
 memory_of: Callable[[Slot], SlotMemory] = operator.attrgetter("_contents.memory")
+
+
+def failure_of_states(states: Iterable[tuple[SlotState, Ends]], number: int) -> BaseException | None:
+    """Return the failure of the states' operations, which are over, with a note; ``number`` is the slot's."""
+    failures: list[BaseException] = []
+    for state, ends in states:
+        for error in filter(None, (end.exception() for end in ends)):
+            add_note(error, f"in slot {number} of a triple buffer, which was {state}")
+            failures.append(error)
+    return combine(failures, f"operations of slot {number}") if failures else None
 
 
 def _is_over(end: Operation[Any] | Node[Any]) -> bool:
