@@ -233,7 +233,7 @@ async def test_stages_that_cannot_be_captured_are_refused(device: Device) -> Non
         for stage, kind, message in (
             (uploads, UnsupportedError, "make it before the `with` block"),
             (pageable, UnsupportedError, r"device\.pinned\(\(1024,\), 'uint32'\)"),
-            (lambda slot: slot.stream.download(slot.buffer("data", 4)), UnsupportedError, "for each download"),
+            (lambda slot: slot.stream.download(slot.buffer("other", 4)), UnsupportedError, "for each download"),
             (on_another_stream, UnsupportedError, r"not enqueued on slot\.stream"),
             (lambda slot: None, UnsupportedError, "nothing to replay"),
             (looks, BusyError, "does not run by itself"),

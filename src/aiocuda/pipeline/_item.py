@@ -62,11 +62,14 @@ class PipelineItem:
         The exception that the item failed with, once that is known.
     skipped : bool
         True if a stage that awaits has failed, and its ``on_error`` skips the item.
+    returned : dict
+        What each stage has returned that was called, by its name, in the order of the calls.
     """
 
     __slots__ = ("_contents", "_ends", "_failure_by_operation", "_failures", "_gates_left", "_may_skip", "_operations",
-                 "_overlap", "_plan", "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time",
-                 "_timed", "_timing_events", "failure", "index", "number", "skipped", "slot", "task")  # fmt: skip
+                 "_overlap", "_plan", "_position", "_prerequisites_left", "_resources", "_saw_failure", "_start_time",
+                 "_timed", "_timing_events", "failure", "index", "number", "returned", "skipped", "slot",
+                 "task")  # fmt: skip
 
     slot: Slot
     number: int
@@ -83,7 +86,8 @@ class PipelineItem:
         #: The operations of the other stages, by position, until they are known to be done.
         self._operations: dict[int, tuple[StreamOperation[Any], ...]] = {}
         self._timing_events: dict[int, tuple[Event, Event]] = {}  # before and after the work of each timed stage
-        self._returned: dict[str, Any] = {}  # by the stage's name
+        self.returned: dict[str, Any] = {}
+        self._position = 0  # of the stage that is called now, if stages await
         self._prerequisites_left: list[int] = []  # by the stage's position; where branches are tasks
         self._gates_left: set[int] = set()  # by the stage's position
         self._failures: list[BaseException] = []
@@ -109,7 +113,7 @@ class PipelineItem:
 
     def end(self) -> None:
         """Forget the item, which has passed: the objects that its stages have returned live no longer."""
-        self._returned.clear()
+        self.returned.clear()
 
     # -- what the slot asks --------------------------------------------------------------------------------------
 
@@ -124,7 +128,7 @@ class PipelineItem:
 
     def _is_done(self, position: int) -> bool:
         operations = self._operations_of(position)
-        return self._plan.names[position] in self._returned and all(operation.done() for operation in operations)
+        return self._plan.names[position] in self.returned and all(operation.done() for operation in operations)
 
     def _operations_of(self, position: int) -> tuple[StreamOperation[Any], ...]:
         """Return the operations of a stage, unless they are known to be done. The last one ends its work."""
@@ -133,16 +137,24 @@ class PipelineItem:
 
     def result(self, stage: str) -> Any:
         """Return what a stage has returned, with results for operations."""
-        if stage not in self._returned:
-            called = ", ".join(map(repr, self._returned)) or "none"
+        if stage not in self.returned:
+            called = ", ".join(map(repr, self.returned)) or "none"
             raise InvalidArgumentError(
                 f"no stage {stage!r} has returned anything for this item, only {called}: name one that comes before",
                 stage=stage,
             )
-        returned = self._returned[stage]
+        returned = self.returned[stage]
         if isinstance(returned, Replayed):
             return returned.result()
         return results_of(self._plan.stages[self._plan.names.index(stage)], returned)
+
+    def asking_stage(self, asked: str | int) -> str:
+        """Return the name of a stage that has asked the slot: that name, or the number of calls that had returned."""
+        if isinstance(asked, str):
+            return asked
+        if asked < len(self.returned):  # a stage that enqueues returns before another one is called
+            return [*self.returned][asked]
+        return self._plan.names[self._position if self._plan.awaits else asked]
 
     def note_replaced(self, blocks: int) -> None:
         """Count the blocks that the slot has let go of, because something still held them."""
@@ -152,7 +164,7 @@ class PipelineItem:
 
     def enqueue_stages(self) -> bool:
         """Enqueue the work of all stages; none of them awaits. False if a stage failed; `finish` raises its failure."""
-        stages, ends, returned = self._plan.stages, self._ends, self._returned
+        stages, ends, returned = self._plan.stages, self._ends, self.returned
         chain = None if self._timed else self._resources.chain
         position, count = 0, len(stages)
         try:
@@ -289,7 +301,7 @@ class PipelineItem:
             raise failure from failure.__cause__
         resources, memory = self._resources, self._contents.memory
         last = self._plan.names[-1]
-        returned = self._returned[last]
+        returned = self.returned[last]
         if type(returned) is StreamOperation and returned.status == DONE:
             result = returned.value
         else:
@@ -340,6 +352,7 @@ class PipelineItem:
         plan, slot, resources = self._plan, self.slot, self._resources
         stream, queue = resources.streams[position], resources.queues[position]
         slot._stream = stream  # not the property: this is a hot path, and the type is known
+        self._position = position
         start: Event | None = None
         try:
             for prerequisite in plan.prerequisites[position]:
@@ -376,7 +389,7 @@ class PipelineItem:
                     self._operations[position] = operations
         except BaseException as error:  # noqa: BLE001 - raised with a note
             raise self._noted(error, position)  # noqa: B904 - it has its cause
-        self._returned[stage.name] = returned
+        self.returned[stage.name] = returned
 
     def _end_stage(self, position: int, stage: Stage, returned: Any) -> None:
         """Find the operations of a stage that has been called, and has not returned its only operation."""
@@ -389,7 +402,7 @@ class PipelineItem:
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         """Launch the stage's graph. The first item of the slot captures it."""
-        memory = self._contents.memory
+        memory, called = self._contents.memory, len(self.returned)
         replay = memory.replays.get(stage.name)
         if replay is None or replay.loop is not asyncio.get_running_loop():
             try:
@@ -397,6 +410,9 @@ class PipelineItem:
             except UnsupportedError as error:
                 error.add_note(f"stage {stage.name!r} is captured, to be replayed: replay=(…) names those that can be")
                 raise
+            replay.asked = [key for key, asked in memory.asked.items() if asked == called]
+        for key in replay.asked:
+            memory.asked.setdefault(key, called)
         return replay.launch(self.slot, stream)
 
     def _wait_for_stages(self, positions: Sequence[int], stream: Stream) -> None:
@@ -411,7 +427,9 @@ class PipelineItem:
         stream = self._resources.streams[position]
         start = self._resources.now()
         try:
-            returned = await self._called(position, stage, StageSlot(self.slot.number, self._contents, stream))
+            returned = await self._called(
+                position, stage, StageSlot(self.slot.number, self._contents, stream, stage.name)
+            )
             operations = _with_end(operations_of(stage, returned) or (), queue_of(stream).end())
         except asyncio.CancelledError:
             raise
@@ -430,7 +448,7 @@ class PipelineItem:
             self._resources.meter.add_host_time(position, seconds, at_once)
             if self._resources.blocking_watch is not None:
                 self._resources.blocking_watch.add_time(position, seconds)
-        self._returned[stage.name] = returned
+        self.returned[stage.name] = returned
         if operations:
             self._operations[position] = operations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from ..completion import Operation
@@ -12,6 +13,7 @@ from ..lowlevel import StreamOperation
 from ..stream import Stream
 from ._launch import Launch
 from ._slot import Slot
+from ._slot_memory import Key
 from ._stage import Stage, operations_of
 
 __all__ = ["Replay", "Replayed"]
@@ -42,9 +44,11 @@ class Replay:
     graph : Graph
     loop : asyncio.AbstractEventLoop
         The event loop that the graph was captured in, and belongs to.
+    asked : sequence
+        The keys of `SlotMemory.asked` for which the stage was the first one. It asks for them by each launch.
     """
 
-    __slots__ = ("_arguments", "_launch", "_returned", "graph", "loop")
+    __slots__ = ("_arguments", "_launch", "_returned", "asked", "graph", "loop")
 
     def __init__(self, stage: Stage, slot: Slot, stream: Stream) -> None:
         """Call the stage's function, and capture the work that it enqueues on the stream.
@@ -55,6 +59,7 @@ class Replay:
             Some of the work cannot be part of a graph, or nothing was captured.
         """
         self.loop = asyncio.get_running_loop()
+        self.asked: Sequence[Key] = ()
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():

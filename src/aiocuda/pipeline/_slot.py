@@ -22,7 +22,7 @@ from ..lowlevel import StreamOperation, block_of, queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 from ._failures import combine
-from ._slot_memory import SlotMemory
+from ._slot_memory import Key, SlotMemory
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
@@ -85,6 +85,8 @@ class SlotContents:
         self.progress = progress
         memory = self.memory
         # A hot path: `renew` begins with the same comparison.
+        if progress is not None and memory.asked:
+            memory.asked.clear()
         if progress is not None and [*map(getrefcount, memory.owners)] != memory.own:
             progress.note_replaced(memory.renew())
         for buffer in memory.buffers.values():
@@ -139,10 +141,11 @@ class Slot(ProcessLocal):
         The slot's position in its ring, from 0.
     """
 
-    __slots__ = ("_contents", "_stream", "number")
+    __slots__ = ("_contents", "_stage", "_stream", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self._stage = ""  # the name of the only stage that has this object
         self._stream: Stream | None = None
         self._contents = SlotContents()
 
@@ -233,7 +236,8 @@ class Slot(ProcessLocal):
 
         Its content is undefined when an item begins.
 
-        A changed shape or dtype makes a new, uninitialised buffer. Without a shape, return the existing buffer.
+        A changed shape or dtype makes a new, uninitialised buffer. Two stages cannot ask for different ones for one
+        item. Without a shape, return the existing buffer.
 
         A `TripleBuffer` with ``buffers`` has made the buffers of its slots: this returns one of them, and needs no
         stream.
@@ -241,12 +245,16 @@ class Slot(ProcessLocal):
         Raises
         ------
         InvalidArgumentError
-            Without a shape: there is no buffer of that name. In a `TripleBuffer` with ``buffers``: it has no buffer of
+            Without a shape: there is no buffer of that name. In a pipeline: another stage has asked for the name with
+            another shape or dtype, for this item. In a `TripleBuffer` with ``buffers``: it has no buffer of
             that name, or the buffer has another shape or dtype.
         ClosedError
             The `TripleBuffer` with the buffers has been closed.
         """
-        memory = self._contents.memory
+        contents = self._contents
+        memory, progress = contents.memory, contents.progress
+        if progress is not None and isinstance(name, str):
+            memory.asked.setdefault((False, name), self._stage or len(progress.returned))
         request = memory.requests.get(name) if type(name) is str else None
         if request is not None and dtype is request[1] and not request[2]._block.freed:
             if shape is request[0] or (type(shape) is int and shape == request[0]):
@@ -266,6 +274,7 @@ class Slot(ProcessLocal):
             return found
         kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
+            self._check_asked((False, name), found, extents, kind)
             # The old buffer returns in stream order, after the last operation that uses it.
             device = self.stream.device
             # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
@@ -296,12 +305,31 @@ class Slot(ProcessLocal):
                 )  # fmt: skip
         return found
 
+    def _check_asked(
+        self, key: Key, found: DeviceBuffer | PinnedBuffer | None, extents: tuple[int, ...], kind: np.dtype[Any]
+    ) -> None:
+        """Raise `InvalidArgumentError` if another stage has asked for the memory, for this item, with another shape."""
+        progress, asked = self._contents.progress, self._contents.memory.asked
+        if progress is None or found is None or found.freed:
+            return
+        first, second = asked[key], self._stage or len(progress.returned)
+        if first != second:
+            raise InvalidArgumentError(
+                f"stage {progress.asking_stage(second)!r} asks the slot for {key[1]!r} with shape {extents} and dtype "
+                f"{kind}, and stage {progress.asking_stage(first)!r} has its data there for this item, with shape "
+                f"{found.shape} and dtype {found.dtype}: use the same, a view, or another name", name=key[1],
+            )  # fmt: skip
+
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
         kind, extents = _dtype_and_extents(shape, dtype)
-        memory = self._contents.memory
+        contents = self._contents
+        memory, progress = contents.memory, contents.progress
         found = memory.pinned.get(checked_name(name))
+        if progress is not None:
+            memory.asked.setdefault((True, name), self._stage or len(progress.returned))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
+            self._check_asked((True, name), found, extents, kind)
             found = memory.pinned[name] = self.stream.device.pinned(extents, kind)
             memory.note_block(self.stream.device)
         return found
@@ -339,8 +367,9 @@ class StageSlot(Slot):
 
     __slots__ = ()
 
-    def __init__(self, number: int, contents: SlotContents, stream: Stream) -> None:
+    def __init__(self, number: int, contents: SlotContents, stream: Stream, stage: str) -> None:
         self.number = number
+        self._stage = stage
         self._stream = stream
         self._contents = contents
 

@@ -21,7 +21,7 @@ from ..stream import Stream
 if TYPE_CHECKING:
     from ._replay import Replay
 
-__all__ = ["SlotMemory"]
+__all__ = ["Key", "SlotMemory"]
 
 #: A key of `SlotMemory.pinned` (True) or `SlotMemory.buffers` (False).
 Key: TypeAlias = tuple[bool, str]
@@ -54,17 +54,21 @@ class SlotMemory:
         The owners of all blocks.
     own : list of int
         The reference counts of the owners if nothing but the slot refers to them.
+    asked : dict
+        In a pipeline, the first stage that has asked for each block for the present item: see
+        `PipelineItem.asking_stage`.
     scope : Scope or None
         That of the `TripleBuffer` which has made ``buffers`` and frees them; None if the slot makes them itself.
     """
 
-    __slots__ = ("_captured", "_device", "_keys", "_lost", "buffers", "own", "owners", "pinned", "replays",
+    __slots__ = ("_captured", "_device", "_keys", "_lost", "asked", "buffers", "own", "owners", "pinned", "replays",
                  "requests", "scope")  # fmt: skip
 
     def __init__(self) -> None:
         self.buffers: dict[str, DeviceBuffer] = {}
         self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
         self.pinned: dict[str, PinnedBuffer] = {}
+        self.asked: dict[Key, str | int] = {}
         self.replays: dict[str, Replay] = {}
         self.owners: list[object] = []
         self.own: list[int] = []
