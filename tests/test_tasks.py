@@ -53,6 +53,18 @@ async def test_work_is_finished_with_each_factory(factory: str) -> None:
 
 
 @pytest.mark.asyncio
+@each_factory
+async def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_coroutine(factory: str) -> None:
+    with factory_of_tasks(factory):
+        task = start_task(add, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    del task
+    gc.collect()  # a coroutine that was never awaited warns
+
+
+@pytest.mark.asyncio
 async def test_work_that_is_cancelled_before_it_begins_leaves_no_coroutine() -> None:
     known = asyncio.all_tasks()
 

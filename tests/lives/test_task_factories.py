@@ -10,6 +10,7 @@ from aiocuda import Device
 from tests.lives.rows import DEVICES, ROWS
 from tests.task_factories import each_factory, factory_of_tasks
 
+#: `tests/data/test_task_factories.py` has those of the loaders, which take seconds.
 LIVES = {name: row for name, row in (ROWS | DEVICES).items() if name not in ("DataLoader", "DeviceBatches")}
 
 

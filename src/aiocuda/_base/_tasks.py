@@ -47,6 +47,8 @@ def start_task(
         task = _start_without_factory(
             functools.partial(start_task, function, *args, context=context, group=group), error
         )
+    if task.get_coro() is not work:  # wrapped: if the task is cancelled before its first step, `work` never begins
+        task.add_done_callback(lambda _: work.close())
     if name is not None:
         task.set_name(name)
     return task

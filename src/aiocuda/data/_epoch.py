@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks
+from .._base._tasks import start_task
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
 from ._job import BatchJob
 from ._resources import LoaderResources
 from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
-from ._tasks import begin_task
 from ._upload import BatchUpload, collated
 
 __all__ = ["EpochRun", "LoadingBatch"]
@@ -212,11 +212,7 @@ class EpochRun:
                 self._resources.read(self._feed, self._read)
             else:
                 self._reading = True
-                try:
-                    reading = begin_task(self._await_source(self._feed))
-                except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
-                    self._read(None, error)
-                    return
+                reading = start_task(self._await_source, self._feed)
                 if not reading.done():  # an eager task that has ended may have begun the next one
                     self._read_task = reading
 
@@ -404,7 +400,7 @@ class EpochRun:
         for batch in self._loading:
             batch.job.cancel()
         settled = await self._resources.settle(seconds)
-        copying = {begin_task(batch.upload.settle()): batch for batch in self._loading if batch.upload}
+        copying = {start_task(batch.upload.settle): batch for batch in self._loading if batch.upload}
         late = await end_tasks(copying, self._resources.drain_seconds)
         unknown = {batch for task, batch in copying.items() if task in late or not task.result()}
         for batch in self._loading:

@@ -13,6 +13,7 @@ from .._base._mistakes import keywords
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import finish_shielded
+from .._base._tasks import start_task
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
 from ..errors import (
@@ -32,7 +33,6 @@ from ._sharing import Payload
 from ._sources import MapSource, Positions, Shuffle
 from ._state import LoaderState, Progress, merged
 from ._statistics import LoaderAdvice, LoaderMeter, LoaderStats, advise
-from ._tasks import begin_task
 
 __all__ = ["DataLoader", "EpochBatches"]
 
@@ -245,19 +245,13 @@ class DataLoader(Owner):
 
     async def _end_run(self, resources: LoaderResources, seconds: float | None = None) -> None:
         """End the epoch that is running, and wait until none of its work runs. Shielded from cancellation."""
-        run, batches = self._run, self._batches
-        self._run = self._batches = None
+        run, self._run, self._batches = self._run, None, None
         self._meter.end()
         if run is None:
             if self._run_end is not None and not self._run_end.done():
                 await asyncio.wait({self._run_end})  # another task has begun it
             return
-        work = run.close(resources.drain_seconds if seconds is None else seconds)
-        try:
-            self._run_end = begin_task(work)
-        except BaseException:
-            self._run, self._batches = run, batches  # the next call ends it
-            raise
+        self._run_end = start_task(run.close, resources.drain_seconds if seconds is None else seconds)
         if not await finish_shielded(self._run_end):
             self._scope.place.warn(
                 "a function of a data loader did not return in time: its thread and its memory are set aside",

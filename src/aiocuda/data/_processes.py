@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
+from .._base._tasks import start_task
 from .._base._user_code import LEAVES_LOOP
 from .._processes._messages import Buffer, Parts, Pickled, pickled
 from .._processes._parent import InheritedFile
@@ -17,7 +18,6 @@ from ..lowlevel import Jobs
 from ._fields import Layout
 from ._job import BatchJob, RowQueue
 from ._sharing import SharedFile, SharedSlots
-from ._tasks import begin_task
 from ._threads import LoaderThreads
 from ._worker_main import Reply, Request, WorkerSetup
 from ._worker_process import END_SECONDS, WorkerProcess, error_of
@@ -353,13 +353,7 @@ class ProcessDecoders:
         place.close()
         if place in self._free:
             self._free.remove(place)
-        try:
-            task = begin_task(self._replaced(place, why))
-        except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
-            if place.worker is not None:
-                place.worker.kill()
-            self._fail(place, error)
-            return
+        task = start_task(self._replaced, place, why)
         self._replacing.add(task)
         task.add_done_callback(self._replacing_ended)
 

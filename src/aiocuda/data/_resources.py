@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._base._shutdown import end_tasks, finish_shielded
+from .._base._tasks import start_task
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import owned, resources_of
@@ -18,7 +19,6 @@ from ._processes import ProcessDecoders
 from ._sharing import Payload, SharedFile, SharedSlots
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
-from ._tasks import begin_task
 from ._threads import LoaderThreads, ThreadDecoder
 from ._upload import HostSlots
 
@@ -110,7 +110,7 @@ class LoaderResources:
             restarts=options.restarts, skips=options.on_error != "raise", timeout=options.timeout,
         )  # fmt: skip
         self.decode = self._processes.decode
-        starting = begin_task(self._processes.open())
+        starting = start_task(self._processes.open)
         try:
             await self._lock_slots(shared)
             await asyncio.shield(starting)
@@ -237,7 +237,7 @@ class LoaderResources:
         finally:
             self._threads.close()
             self._reader.close()
-            closing = [begin_task(_close(stream)) for stream in self._streams]
+            closing = [start_task(_close, stream) for stream in self._streams]
             self._streams = []
             await end_tasks(closing, self._device_resources.deadline.left())
             self.slots.drop_shared()

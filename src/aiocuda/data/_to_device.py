@@ -19,6 +19,7 @@ from .._base._checks import check_integer
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import end_tasks
+from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..device import Device
@@ -36,7 +37,6 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
-from ._tasks import begin_task
 from ._threads import LoaderThreads
 from ._upload import BatchUpload, parts_of
 
@@ -475,11 +475,7 @@ class SourcePass(Owner):
         self._is_reading = True
         self._read_from = self._device.driver.now()
         if isinstance(self._reader, AsyncReader):
-            try:
-                reading = begin_task(self._await_source(self._reader))
-            except Exception as error:  # noqa: BLE001 - of the program's task factory: the consumer gets it
-                self._read(None, error)
-                return
+            reading = start_task(self._await_source, self._reader)
             if not reading.done():  # an eager task that has ended may have begun the next one
                 self._read_task = reading
             return
@@ -559,11 +555,11 @@ class SourcePass(Owner):
         finally:
             uploads = [each.upload for each in self._loading if each.upload is not None]
             self._loading.clear()
-            await end_tasks([begin_task(upload.settle()) for upload in uploads], deadline.left())
+            await end_tasks([start_task(upload.settle) for upload in uploads], deadline.left())
             for upload in uploads:
                 upload.memory.free()
             streams, self._streams = self._streams, []
-            await end_tasks([begin_task(_close(stream)) for stream in streams], deadline.left())
+            await end_tasks([start_task(_close, stream) for stream in streams], deadline.left())
 
     async def _release(self, outcome: Outcome) -> None:
         """Do nothing: the drain has closed the streams."""
