@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import pickle
 import random
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class SimulatedProcess:
     failure: Failure | None = None
     objects: dict[int, str] = dataclasses.field(default_factory=dict)  #: ``"created"``, ``"failed"`` or ``"left"``
     creating: int = 0  #: requests that are not answered
+    creations: dict[int, float] = dataclasses.field(default_factory=dict)  #: the time of the reply, by object; or inf
     creating_failed: bool = False
     watchers: list[Callable[[], object]] = dataclasses.field(default_factory=list)
     cancelled: set[int] = dataclasses.field(default_factory=set)  #: ids whose `Cancel` has arrived
@@ -119,6 +121,9 @@ class SimulatedEngine:
         process = self.current.get(replica)
         if isinstance(message.body, Create) and process is not None:
             process.creating += 1
+            creations, number = process.creations, message.body.number
+            creations[number] = math.inf
+            reply.add_done_callback(lambda _: creations.update({number: self._loop.time()}))
         may_be_late = isinstance(message.body, Run)
         self._loop.call_later(self._delay(may_be_late), self._deliver, replica, request, reply)
         if self._chance.random() < self.repeating:

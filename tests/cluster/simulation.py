@@ -40,6 +40,9 @@ __all__ = ["run"]
 #: Some turns of the simulated loop.
 EPSILON = 1e-3
 
+#: The turns between a loss and the end of its replica's process.
+TURNS = 2e-5
+
 #: In this time of rest, the longest silence is noticed, and the longest back-off has passed.
 REST_SECONDS = 60
 
@@ -144,6 +147,9 @@ class Program:
         self.restarts: dict[int, list[float]] = {}  # their times, by replica
         self.late_replies: set[tuple[int, int, int]] = set()  # replica, epoch, id: of replies after the loss
         self.due: dict[int, float | None] = {}  # the next start of a replica
+        self.excused: set[tuple[int, int]] = set()  # losses that do not count towards the limit
+        self.there: set[int] = set()  # numbers of objects whose spawn has returned
+        self.blamed: dict[int, set[int]] = {}  # by replica: numbers of objects at whose creation it was lost
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -211,13 +217,21 @@ class Program:
                 check("C4", due is not None, f"replica {replica} is started after the limit of {self.limit}")
                 assert due is not None
                 check("C4", abs(now - due) < EPSILON, f"replica {replica} is started at {now:g}, not at {due:g}")
-                self.restarts.setdefault(replica, []).append(now)
+                if (replica, epoch - 1) not in self.excused:
+                    self.restarts.setdefault(replica, []).append(now)
 
     def on_close(self, replica: int, process: SimulatedProcess | None) -> None:
         now = self.now()
         self.closed_at[replica, self.epochs[replica]] = now
         before = [time for time in self.restarts.get(replica, ()) if now - time < 60.0]
         self.due[replica] = now + min(0.1 * 2.0 ** len(before), 5.0) if len(before) < self.limit else None
+        creations = {} if process is None else process.creations
+        new = {number for number, end in creations.items() if end >= now - TURNS} - self.there
+        blamed = self.blamed.setdefault(replica, set())
+        if not new <= blamed:
+            self.due[replica] = now + 0.1
+            self.excused.add((replica, self.epochs[replica]))
+        blamed |= new
         if process is None or self.closing:
             return
         with self.noting():
@@ -285,6 +299,7 @@ class Program:
         self.spawned.append(True)
         try:
             self.handles.append(await self.cluster.spawn(Service, number))
+            self.there.add(number)
         except (Failed, ReplicaLostError, ClosedError, asyncio.CancelledError) as error:
             self.spawned[number - 1] = False
             with self.noting():

@@ -15,7 +15,7 @@ from aiocuda import DeviceFault
 from aiocuda.cluster import Cluster, DeadlineError, ReplicaHandle, ReplicaLostError
 from tests.cluster.conftest import Opener
 from tests.cluster.test_cluster import lines, places
-from tests.cluster.things import Model, Service
+from tests.cluster.things import Ending, Model, Service
 from tests.helpers import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.heavy]
@@ -141,6 +141,39 @@ async def test_object_that_is_spawned_while_a_replica_restarts(opened: Opener) -
         await until(lambda: cluster.statistics().replicas[0].state == "restarting")
         second = await cluster.spawn(Service)
         assert (await places(second, 2))[0][0] == 2
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+async def test_a_class_that_ends_its_processes_leaves_earlier_classes_as_they_were(
+    opened: Opener, restarts: int
+) -> None:
+    """Also if it is tried again and again. The limit of restarts is not used."""
+    async with opened(2, restarts=restarts) as cluster:
+        first = await cluster.spawn(Service)
+        for spawns in range(1, 6 if restarts else 3):
+            with pytest.raises(ReplicaLostError, match="Ending was not created: each replica was lost"):
+                await cluster.spawn(Ending, None)
+            await until(lambda: all(each.state == "running" for each in cluster.statistics().replicas))
+            assert {epoch for epoch, _ in (await places(first, 2)).values()} == {spawns + 1}
+        assert cluster.healthy
+        second = await cluster.spawn(Service)
+        assert len(await places(second, 2)) == 2
+
+
+async def test_a_class_that_ends_one_process_is_created_there_again(opened: Opener) -> None:
+    async with opened(2, restarts=1) as cluster:
+        handle = await cluster.spawn(Ending, 0, 2)
+        assert {await handle.call("where") for _ in range(4)} == {0, 1}
+        assert [each.restarts for each in cluster.statistics().replicas] == [2, 0]  # the first one does not count
+
+
+async def test_a_class_that_ends_one_replica_each_time_is_served_by_the_others(opened: Opener) -> None:
+    async with opened(2, restarts=1) as cluster:
+        first = await cluster.spawn(Service)
+        handle = await cluster.spawn(Ending, 0)
+        assert {await handle.call("where") for _ in range(4)} == {1}
+        assert (await first.call("where"))[0] == 1
+        assert [each.state for each in cluster.statistics().replicas] == ["stopped", "running"]
 
 
 async def test_method_that_blocks_its_loop_loses_its_replica(opened: Opener) -> None:

@@ -20,7 +20,7 @@ from aiocuda import Kernel
 from aiocuda.cluster import ReplicaLostError, current_replica
 
 __all__ = [
-    "KINDS", "Failing", "Kept", "Model", "NeedsAnotherCluster", "Recorder", "Result", "Service", "Uncopyable",
+    "KINDS", "Ending", "Failing", "Kept", "Model", "NeedsAnotherCluster", "Recorder", "Result", "Service", "Uncopyable",
     "Unloadable", "Unpicklable",
 ]  # fmt: skip
 
@@ -217,6 +217,29 @@ class Failing:
         assert replica is not None
         if index is None or replica.index == index:
             raise ValueError(f"replica {replica.index}")
+
+
+class Ending:
+    """A class whose constructor ends the process of one replica, or of all.
+
+    Parameters
+    ----------
+    index
+        Of the replica, or None.
+    epochs
+        The processes of that replica that it ends.
+    """
+
+    def __init__(self, index: int | None, epochs: int = 100) -> None:
+        replica = current_replica()
+        assert replica is not None
+        if (index is None or replica.index == index) and replica.epoch <= epochs:
+            os._exit(3)
+
+    async def where(self) -> int:
+        replica = current_replica()
+        assert replica is not None
+        return replica.index
 
 
 class NeedsAnotherCluster:

@@ -65,7 +65,9 @@ class Cluster(Owner):
         Raises
         ------
         ReplicaLostError
-            All replicas were lost and have reached the limit of their restarts.
+            Each replica was lost while it created the object: its constructor may end the process. Objects of earlier
+            classes are created again, and these losses do not count towards the limit of restarts. Or all replicas have
+            reached that limit.
         ClosedError
             The cluster is closed.
         InvalidTypeError, InvalidArgumentError

@@ -142,6 +142,10 @@ class Replica:
         self._cancelled: list[int] = []  # ids of cancelled calls that the replica does not know of yet
         self._answered = True  # a probe, since the last one was sent
         self._creating = 0  # objects: a constructor may block the loop of the replica
+        # of all epochs:
+        self._new: set[int] = set()  # numbers of objects that `spawn` creates
+        self._blamed: set[int] = set()  # those that it was creating at a loss
+        self._counts = True  # the last loss counts towards the limit of restarts
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class Replica:
                     return
                 self._lose(f"it did not start: {text_of(error)}")
             await self._engine.close(self.index)
-            delay = self._restarts.delay(self._loop.time())
+            delay = self._restarts.delay(self._loop.time()) if self._counts else FIRST_DELAY
             if delay is None:
                 self._set_state("stopped")
                 log("error", "replica_stopped", replica=self.index, epoch=self.epoch, reason=self._last_loss)
@@ -250,6 +254,10 @@ class Replica:
             in_flight=self._meter.in_flight,
         )  # fmt: skip
         self._last_loss = reason
+        # An object that ends each replica must not stop the objects that it has. At its second loss, a replica is to
+        # blame.
+        self._counts = self._new <= self._blamed
+        self._blamed |= self._new
         self._fail_waiting(reason, fault)
         if self.state == "running":
             self._set_state("restarting")
@@ -285,10 +293,13 @@ class Replica:
         """
         self._creating += 1
         epoch = self.epoch
+        if program.number not in self._programs:
+            self._new.add(program.number)
         try:
             reply: Reply = (await self._ask(Create(program.number, program.data), program.buffers)).message
             self._answered = True
         finally:
+            self._new.discard(program.number)
             if epoch == self.epoch:
                 self._creating -= 1
         if reply.failure is None:

@@ -68,22 +68,26 @@ class Replicas:
         Raises
         ------
         ReplicaLostError
-            No replica is left.
+            No replica is left, or the class ends the replicas.
         Exception
             That of the class. The object is then left where it was created.
         """
-        created: dict[int, int | None] = {}  # by replica: the epoch, or None if it has stopped
+        created: dict[int, int | None] = {}  # by replica: the epoch, 0 after a loss, or None if it has stopped
+        losses: list[ReplicaLostError] = []
         try:
             while missing := [
                 replica for replica in self._replicas if created.get(replica.index, 0) != _epoch(replica)
             ]:
                 outcomes = await asyncio.gather(
-                    *(start_task(self._create, replica, program) for replica in missing), return_exceptions=True
+                    *(start_task(self._create, replica, program, losses) for replica in missing),
+                    return_exceptions=True,
                 )
                 for replica, outcome in zip(missing, outcomes, strict=True):
                     if isinstance(outcome, BaseException):
                         raise outcome
                     created[replica.index] = outcome
+                if losses and not any(created.values()):
+                    raise _ends_replicas(program, losses[0]) from losses[0]
             if not any(created.values()):
                 raise self._none_left()
         except BaseException:
@@ -91,8 +95,11 @@ class Replicas:
             raise
         self._programs[program.number] = program  # each epoch that begins later creates it
 
-    async def _create(self, replica: Replica, program: Program) -> int | None:
-        """Wait until a replica has created an object, and return the epoch; None if the replica has stopped."""
+    async def _create(self, replica: Replica, program: Program, losses: list[ReplicaLostError]) -> int | None:
+        """Wait until a replica has created an object, and return the epoch; None if the replica has stopped.
+
+        If it is lost while it creates the object, note that, and return 0.
+        """
         while not self._closing:
             if replica.state == "stopped":
                 return None
@@ -100,8 +107,9 @@ class Replicas:
                 epoch = replica.epoch
                 try:
                     error = await replica.create(program)
-                except ReplicaLostError:
-                    continue
+                except ReplicaLostError as loss:
+                    losses.append(loss)
+                    return 0
                 if error is not None:
                     raise error
                 return epoch
@@ -176,6 +184,16 @@ class Replicas:
         for reply in replies:
             reply.add_done_callback(retrieve)
         return replies
+
+
+def _ends_replicas(program: Program, loss: ReplicaLostError) -> ReplicaLostError:
+    """Return the error of a class that no replica has created, since each was lost meanwhile."""
+    text = f"{program.name} was not created: each replica was lost while it created the object, the first one because "
+    return ReplicaLostError(
+        f"{text}{loss.reason}. Its constructor or __aenter__ may end the process, block the loop or fault the device: "
+        f"try {program.name}(…) in a program without a cluster",
+        replica=loss.replica, epoch=loss.epoch, reason=loss.reason,
+    )  # fmt: skip
 
 
 def _epoch(replica: Replica) -> int | None:
