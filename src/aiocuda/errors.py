@@ -129,6 +129,11 @@ class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's na
     code: int  #: CUDA's error code (``CUresult``); 0 on a driver without codes
     device: int  #: index of the device that reported the fault first
     operation: str | None  #: the operation that reported it first, as text; an earlier one may have caused it
+    was_raised: bool = False  # True if the program may have received an equal error
+
+    def again(self) -> AiocudaError:
+        self.was_raised = True
+        return super().again()
 
 
 class ClosedError(AiocudaError, RuntimeError):

@@ -220,7 +220,7 @@ async def test_refused_operation_releases_its_memory() -> None:
 
 
 async def test_unread_failure_is_reported_once() -> None:
-    with Reports() as reports:
+    with Reports() as reports, pytest.raises(DriverError):
         async with open_peer() as (peer, device):
             stream = device.stream()
             peer.refuse("fill")
@@ -230,22 +230,23 @@ async def test_unread_failure_is_reported_once() -> None:
             await stream.aclose()
             del stream
             gc.collect()
-        gc.collect()
-        assert [type(failure) for failure in reports.failures] == [DriverError]
-        assert "the failure of <Operation" in reports.contexts[0]["message"]
-        assert "was never retrieved" in reports.contexts[0]["message"]
+    gc.collect()
+    assert [type(failure) for failure in reports.failures] == [DriverError]
+    assert "the failure of <Operation" in reports.contexts[0]["message"]
+    assert "was never retrieved" in reports.contexts[0]["message"]
 
 
 async def test_unread_failure_is_reported_without_the_garbage_collector() -> None:
     with Reports() as reports:
         gc.disable()
         try:
-            async with open_peer() as (peer, device):
-                stream = device.stream()
-                peer.refuse("fill")
-                stream.fill(stream.empty(4), 1)
-                await stream.aclose()
-                del stream
+            with pytest.raises(DriverError):
+                async with open_peer() as (peer, device):
+                    stream = device.stream()
+                    peer.refuse("fill")
+                    stream.fill(stream.empty(4), 1)
+                    await stream.aclose()
+                    del stream
             assert len(reports.failures) == 1
         finally:
             gc.enable()
@@ -280,7 +281,7 @@ async def test_failure_that_was_read_is_not_reported(how: str) -> None:
 
 
 async def test_failure_is_reported_after_its_only_waiter_was_cancelled() -> None:
-    with Reports() as reports:
+    with Reports() as reports, pytest.raises(DriverError):
         async with open_peer() as (peer, device):
             stream = device.stream()
             with Latch(device) as latch:
@@ -294,9 +295,9 @@ async def test_failure_is_reported_after_its_only_waiter_was_cancelled() -> None
                     await waiter
                 latch.release()
             del waiter, latch
-        del stream
-        gc.collect()
-        assert len(reports.failures) == 1
+    del stream
+    gc.collect()
+    assert len(reports.failures) == 1
 
 
 async def test_unread_failure_is_reported_after_its_loop_was_closed() -> None:
@@ -306,11 +307,13 @@ async def test_unread_failure_is_reported_after_its_loop_was_closed() -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
-        async with open_peer() as (peer, device):
+        with Peer() as peer:
+            device = await aiocuda.open_device(driver=peer.driver)
             stream = device.stream()
             peer.refuse("fill")
             kept.append(stream.fill(stream.empty(4), 1))
             await until(kept[0].done, "the failure")
+            await device.aclose()
 
     await asyncio.to_thread(asyncio.run, main())
     assert not contexts

@@ -163,7 +163,7 @@ async def test_operation_abandoned_while_it_is_gathered(stream: Stream, latch: L
 
 async def test_failure_that_gather_did_not_raise_is_reported() -> None:
     """`gather` raises one failure. The failure of the other stream has no other reader."""
-    with Reports() as reports:
+    with Reports() as reports, pytest.raises(DriverError):
         async with open_peer() as (peer, device):
             one, two = device.stream(), device.stream()
             peer.refuse("fill", times=2)
@@ -174,7 +174,7 @@ async def test_failure_that_gather_did_not_raise_is_reported() -> None:
             await two.aclose()
             del failing, one, two
             gc.collect()
-        assert len(reports.failures) == 1
+    assert len(reports.failures) == 1
 
 
 @pytest.mark.parametrize("return_exceptions", [False, True])

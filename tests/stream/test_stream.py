@@ -133,9 +133,10 @@ async def test_closing_while_its_device_is_closed() -> None:
 
 async def test_closing_with_an_unread_failure() -> None:
     async with open_peer() as (peer, device):
-        async with device.stream() as stream:
-            peer.refuse("fill")
-            failing = stream.fill(stream.empty(4), 1)
+        with pytest.raises(DriverError):
+            async with device.stream() as stream:
+                peer.refuse("fill")
+                failing = stream.fill(stream.empty(4), 1)
         assert isinstance(failing.exception(), DriverError)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from typing import NoReturn
 
-from ..errors import AiocudaError
+from ..errors import AiocudaError, DeviceFault
 
 __all__ = ["Failure", "Poison", "raisable"]
 
@@ -23,17 +24,19 @@ class Poison:
         The operation that failed, for messages.
     delivered : bool
         True if a caller has received the failure.
+    had_waiter : bool
+        True if an operation with this failure had a waiter or a callback.
     reported : bool
         True if the loop's exception handler has received it.
     """
 
-    __slots__ = ("_failure", "delivered", "error", "loop", "reported", "where")
+    __slots__ = ("_failure", "delivered", "error", "had_waiter", "loop", "reported", "where")
 
     def __init__(self, error: BaseException, loop: asyncio.AbstractEventLoop, where: str) -> None:
         self.error = error
         self.loop = loop
         self.where = where
-        self.delivered = False
+        self.delivered = self.had_waiter = False
         self.reported = False
         self._failure: weakref.ref[Failure] | None = None
 
@@ -44,6 +47,22 @@ class Poison:
             failure = Failure(self)
             self._failure = weakref.ref(failure)
         return failure
+
+    @property
+    def is_unseen(self) -> bool:
+        """True if no code of the program has seen the failure. A fault has been seen if any call has raised it."""
+        fault_was_raised = isinstance(self.error, DeviceFault) and self.error.was_raised
+        return not (self.delivered or self.had_waiter or fault_was_raised)
+
+    def deliver(self) -> NoReturn:
+        """Raise the error at the end of a block: no code of the program has seen it."""
+        self.delivered = True
+        error = raisable(self.error)
+        error.add_note(f"aiocuda: {self.where} failed, and no code has awaited it or read its result")
+        try:
+            raise error
+        finally:
+            del error  # otherwise the error would hold itself by this frame
 
 
 class Failure:

@@ -29,13 +29,17 @@ T = TypeVar("T")
 
 
 class Callback:
-    """A function that the loop will call, and its context. Two callbacks of one function are two waiters."""
+    """A function that the loop will call, and its context. Two callbacks of one function are two waiters.
 
-    __slots__ = ("context", "function")
+    ``sees``: True for a function of the program, so that the program has seen the failure that the function gets.
+    """
 
-    def __init__(self, function: Callable[[Any], object], context: contextvars.Context) -> None:
+    __slots__ = ("context", "function", "sees")
+
+    def __init__(self, function: Callable[[Any], object], context: contextvars.Context, sees: bool = True) -> None:
         self.function = function
         self.context = context
+        self.sees = sees
 
 
 class Waiters(Generic[T]):

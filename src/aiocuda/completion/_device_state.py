@@ -23,6 +23,7 @@ from ._prediction import Predictor
 from ._submission import submitting_loop
 
 if TYPE_CHECKING:
+    from .._base._failure import Poison
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
@@ -102,6 +103,8 @@ class DeviceState(DeviceFields):
     budget : Budget
     streams : int
         The streams of this opening.
+    unseen : Poison or None
+        A failure of a stream that has ended, until code of the program has seen it.
     process : int
         The process that has opened the device.
     closing : bool
@@ -109,7 +112,7 @@ class DeviceState(DeviceFields):
 
     __slots__ = ("__weakref__", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
                  "device", "device_count", "leases", "max_in_flight", "policy", "predictor", "process", "properties",
-                 "streams", "tokens")  # fmt: skip
+                 "streams", "tokens", "unseen")  # fmt: skip
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class DeviceState(DeviceFields):
         self.budget.device_states[weakref.ref(self, self.budget.device_states.pop)] = None
         self.tokens = self.budget.tokens if asynchronous else []  # without a notifier, a timer queries
         self.streams = 0
+        self.unseen: Poison | None = None
         self._share()
 
     def check_process(self) -> None:

@@ -61,7 +61,7 @@ def when_passed(
     queue = operation.queue
     if operation.status == ABANDONED and not operation.is_settled and queue.driver.fault is None:
         operation = _mark_after(queue, operation)
-    operation.add_done_callback(function, context=context)
+    operation.follow(function, context)
 
 
 def _mark_after(queue: StreamQueue, operation: StreamOperation[Any]) -> StreamOperation[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._base._checks import check_callback
-from .._base._failure import Failure, raisable
+from .._base._failure import Failure, Poison, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters
 from .._core import ABANDONED, DONE, FAILED, INTERNAL, Operation, QueuedOperation, State
@@ -91,6 +91,8 @@ class StreamOperation(QueuedOperation[T_co]):
         queue.check_loop()
         if self.status >= DONE:
             self.report_await()
+            if self.status == FAILED and self.failure is not None:
+                self.failure.poison.had_waiter = True
             if type(self.waiters) is Waiters:
                 self.waiters.add(Callback(fn, context))  # the earlier waiters are being woken
             else:
@@ -98,6 +100,27 @@ class StreamOperation(QueuedOperation[T_co]):
             return
         self.add_waiter(Callback(fn, context))
         queue.attend()
+
+    def follow(self, fn: Callable[[StreamOperation[Any]], object], context: contextvars.Context) -> None:
+        """Do the same as `add_done_callback` for the library: the program has not seen a failure that ``fn`` gets."""
+        queue = self.queue
+        queue.check_loop()
+        if self.status >= DONE:
+            self.report_await()
+            if type(self.waiters) is Waiters:
+                self.waiters.add(Callback(fn, context, sees=False))
+            else:
+                queue.loop.call_soon(fn, self, context=context)
+            return
+        self.add_waiter(Callback(fn, context, sees=False))
+        queue.attend()
+
+    def note_waiters(self, poison: Poison) -> None:
+        """Note that code of the program gets the failure, if it has a waiter or a callback."""
+        waiters = self.waiters
+        if waiters is not None and self.kind is not INTERNAL and not poison.had_waiter:
+            each = tuple(waiters) if type(waiters) is Waiters else (waiters,)
+            poison.had_waiter = any(type(waiter) is not Callback or waiter.sees for waiter in each)
 
     def remove_done_callback(self, fn: Callable[[StreamOperation[Any]], object]) -> int:
         check_callback(fn)
@@ -220,6 +243,7 @@ class StreamOperation(QueuedOperation[T_co]):
             self.detached = False
         elif self.status < DONE:
             self.fail_in_turn(failure, error)
+            self.note_waiters(failure.poison)
             self.status = FAILED
             self.queue.reactor.failed += self.kind is not INTERNAL
         self.wake_waiters_paced()
@@ -236,6 +260,8 @@ class StreamOperation(QueuedOperation[T_co]):
         self.status = ABANDONED
         self.value = None
         self.queue.reactor.abandoned += self.kind is not INTERNAL
+        if extra.failure is not None:
+            extra.failure.poison.had_waiter = True  # the program does not want to know of it
         self.wake_waiters_paced()
 
 

@@ -89,6 +89,8 @@ class StreamQueue(Ring):
     base : DeviceState or None
         The device whose coordinator alone enqueues here, for operations over several devices: these deliver the
         failures, so the loop gets none that was not read. That device waits for them when it closes.
+    root : Poison or None
+        A failure of an operation of this stream, until code of the program has seen it: see `raise_unseen`.
     recorded_bytes : int
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
@@ -98,7 +100,7 @@ class StreamQueue(Ring):
     recorded = Obstacle(RECORDED)
 
     __slots__ = ("_stream", "base", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name",
-                 "opened_at", "recorded_bytes", "submissions")  # fmt: skip
+                 "opened_at", "recorded_bytes", "root", "submissions")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         super().__init__(reactor, handle, StreamOperation)
@@ -112,6 +114,7 @@ class StreamQueue(Ring):
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
         self.recorded_bytes = 0
+        self.root: Poison | None = None
         self.base: DeviceState | None = None
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
@@ -541,6 +544,7 @@ class StreamQueue(Ring):
             operation.wake_waiters_paced()  # waiters that have not been woken yet
             return False
         if extra.failure is not None:
+            operation.note_waiters(extra.failure.poison)
             operation.status = FAILED
             self.reactor.failed += operation.kind is not INTERNAL
             operation.wake_waiters()
@@ -594,7 +598,7 @@ class StreamQueue(Ring):
                     operation.status = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
                 return False
         except Exception as error:  # noqa: BLE001 - the error of the copy is the operation's
-            operation.fail_in_turn(Poison(error, self.loop, str(operation)).failure(), error)
+            self._fail_copy_out(operation, error)
         operation.copy_out = None
         return True
 
@@ -604,11 +608,30 @@ class StreamQueue(Ring):
         if self.reactor.closed:
             return  # the waiters have been woken
         if error is not None and not operation.is_unwanted:
-            operation.fail_in_turn(Poison(error, self.loop, str(operation)).failure(), error)
+            self._fail_copy_out(operation, error)
         self.poll()
         self.reactor.plan(self)
 
+    def _fail_copy_out(self, operation: StreamOperation[Any], error: BaseException) -> None:
+        poison = Poison(error, self.loop, str(operation))
+        operation.fail_in_turn(poison.failure(), error)
+        self._note_root(operation, poison)
+
     # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _note_root(self, operation: StreamOperation[Any], poison: Poison) -> None:
+        """Keep the failure of an operation for the end of a block, unless an earlier one is unseen."""
+        is_internal = operation.kind is INTERNAL or operation.status == ABANDONED
+        if not is_internal and (self.root is None or not self.root.is_unseen):
+            self.root = poison
+
+    def raise_unseen(self) -> None:
+        """Raise the failure of an operation that no code of the program has seen. A block that ends normally calls."""
+        root, self.root = self.root, None
+        if root is not None and root.is_unseen:
+            if self.device_state.unseen is root:
+                self.device_state.unseen = None
+            root.deliver()
 
     def report_fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int:
         self.driver.blame(self.name_of(operation))
@@ -626,6 +649,7 @@ class StreamQueue(Ring):
         chunk = operation.kind is INTERNAL and operation.copy_out is not None
         copy = entries.popleft() if entries and chunk else None
         failure = Poison(error, self.loop, repr(copy) if copy is not None else self.name_of(operation)).failure()
+        self._note_root(operation if copy is None else copy, failure.poison)
         self.place_failed(operation, error, failure)
         if copy is not None:
             copy.forget_call()
@@ -678,6 +702,8 @@ class StreamQueue(Ring):
                 self.pending.popleft()
         # If no operation has failed, there is nothing to deliver.
         poison.delivered = self.reactor.failed == before or self.base is not None
+        if self.root is None or not self.root.is_unseen:
+            self.root = poison
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -704,6 +730,9 @@ class StreamQueue(Ring):
         """Refuse everything: nothing waits for the operations any more, or none is left."""
         self.draining = False
         self.closed = self.ended = True
+        root, known = self.root, self.device_state.unseen
+        if root is not None and root.is_unseen and (known is None or not known.is_unseen):
+            self.device_state.unseen = root
 
     async def flush(self) -> None:
         """Wait until no operation is on the host."""

@@ -657,6 +657,7 @@ class AsyncCoordinator(Owner):
     ) -> None:
         if error is None:
             await self.aclose()
+            self._resources.streams.raise_unseen(queue_of(each) for _, each in self._scheduler.streams.everywhere())
             return
         await self._end(kind)
         failures = [failure for failure in self._scheduler.read_all() if failure is not error]

@@ -279,7 +279,12 @@ class StreamGroup(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await (self.aclose() if kind is None else self._scope.leave(self))
+        if kind is not None:
+            await self._scope.leave(self)
+            return
+        await self.aclose()
+        if self._owns:
+            self._resources.streams.raise_unseen(map(queue_of, self))
 
     def __repr__(self) -> str:
         return f"<StreamGroup {', '.join(self._streams)} on {self._device.name}>"

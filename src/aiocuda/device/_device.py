@@ -456,6 +456,9 @@ class Device(Owner):
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         await self._scope.exit(self, kind)
+        unseen = self._resources.device_state.unseen
+        if kind is None and unseen is not None and unseen.is_unseen:
+            unseen.deliver()
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from asyncio import _get_running_loop
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .._base._failure import Poison
 from .._base._types import Priority
@@ -126,6 +126,12 @@ class DeviceStreams:
         for queue in map(own_queue, streams):
             while not (queue.ended or queue.idle):
                 await queue.settle()
+
+    @staticmethod
+    def raise_unseen(queues: Iterable[Queue]) -> None:
+        """Raise the failure of an operation of these streams that no code of the program has seen."""
+        for queue in queues:
+            own_queue(queue).raise_unseen()
 
     def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.

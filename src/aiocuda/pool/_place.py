@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
 from .._base._types import Priority
-from ..lowlevel import StreamLoad, StreamOperation, queue_of
+from ..lowlevel import StreamLoad, StreamOperation, queue_of, when_passed
 from ..stream import Stream
 from ._workload import Workload
 
@@ -59,7 +60,7 @@ class Place:
         tail = None if self.leases else self.queue.tail()
         if tail is not None and tail is not self._watched_tail:
             self._watched_tail = tail
-            tail.add_done_callback(callback)
+            when_passed(tail, callback, contextvars.copy_context())
 
     def seconds_left(self) -> float:
         """Return the predicted seconds until all operations of the stream are done; 0.0 if it is idle."""

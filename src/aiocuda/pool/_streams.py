@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -16,7 +17,7 @@ from .._base._wakeups import Wakes
 from ..completion import Operation
 from ..device import Device
 from ..errors import AiocudaError, DeadlockError, InvalidArgumentError, InvalidTypeError
-from ..lowlevel import owned, resources_of
+from ..lowlevel import owned, resources_of, when_passed
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place
@@ -246,10 +247,10 @@ class StreamPool(Owner):
         else:  # the callback makes the reactor resolve operations that no task awaits; otherwise they get no end time
 
             def ended(operation: Operation[Any]) -> None:
-                if operation.state == "done":
+                if operation is tail and operation.state == "done":
                     self._record.add(workload, driver.now() - began)
 
-            tail.add_done_callback(ended)
+            when_passed(tail, ended, contextvars.copy_context())
         self._free(place)
         self._serve()
 
@@ -421,7 +422,11 @@ class StreamPool(Owner):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        await (self.aclose() if kind is None else self._scope.leave(self))
+        if kind is not None:
+            await self._scope.leave(self)
+            return
+        await self.aclose()
+        self._resources.streams.raise_unseen(place.queue for place in self._places)
 
     def _check(self) -> None:
         self._scope.check()

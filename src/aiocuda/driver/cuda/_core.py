@@ -251,7 +251,7 @@ class Core(ProcessLocal):
         if self._forked:  # a child may have been forked in the middle of a method
             return ForkedProcessError(FORKED)
         if self._fault is not None:
-            return self._fault.again()
+            return AiocudaError.again(self._fault)  # the program may not get this one
         if code == _STALE:
             return StaleHandleError(f"{call}: the stream has been destroyed")
         if code == _NOT_OPEN or self._library is None:
@@ -262,7 +262,7 @@ class Core(ProcessLocal):
         error = translate(code, call, *self._library.describe(code), device)
         if isinstance(error, DeviceFault):
             self._latch(error)
-            return (self._fault or error).again()
+            return AiocudaError.again(self._fault or error)
         return error
 
     def fail(self, call: str, code: int, device: int = ANY_DEVICE) -> NoReturn:

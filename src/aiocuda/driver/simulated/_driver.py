@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from ..._base._clock import Clock, running_clock
-from ...errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
+from ...errors import AiocudaError, ClosedError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from .._codes import error_class, translate
 from .._workers import Workers
 from ..protocol import Port
@@ -351,7 +351,7 @@ class SimulatedDriver(Recorded):
                 # A job is not on the loop, and the loop has not seen the fault yet.
                 if self._release_error is None and self._job is None:
                     self.refused.append(method)
-                raise self._call_error.again()
+                raise AiocudaError.again(self._call_error)
             self._calls += 1
             upset = self.upsets.due("refuse", method)
             if upset is not None:
@@ -368,7 +368,7 @@ class SimulatedDriver(Recorded):
         self._note(f"refuse {method} {code}")
         kind = error_class(code)
         if kind is DeviceFault:
-            raise self._fail(code, 0, f"{method} answered a fault").again()
+            raise AiocudaError.again(self._fail(code, 0, f"{method} answered a fault"))
         if kind is DeviceOutOfMemory:
             free, _ = self._memory.info(0)
             raise DeviceOutOfMemory(f"{method}: out of memory", code=code, call=method, requested=0, free=free)

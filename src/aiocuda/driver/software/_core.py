@@ -71,8 +71,9 @@ class FaultLatch:
         fault = self.fault
         if fault is not None and fault.operation is None:
             named = DeviceFault(
-                f"{fault} (first seen by {operation})", code=fault.code, device=fault.device, operation=operation
-            )
+                f"{fault} (first seen by {operation})", code=fault.code, device=fault.device, operation=operation,
+                was_raised=fault.was_raised,
+            )  # fmt: skip
             named.__cause__ = fault.__cause__
             self.fault = named
 
@@ -214,7 +215,7 @@ class Core(ProcessLocal, abc.ABC):
     def _enter(self) -> None:
         """Begin a method: raise if the driver cannot be used any more, else count the call."""
         if self._call_error is not None:
-            raise self._call_error.again()
+            raise AiocudaError.again(self._call_error)
         self._calls += 1
 
     def _enter_release(self) -> None:
@@ -230,7 +231,7 @@ class Core(ProcessLocal, abc.ABC):
     def _check_open(self) -> None:
         """Raise after `close`, and in a forked child. A fault does not matter."""
         if self._release_error is not None:
-            raise self._release_error.again()
+            raise AiocudaError.again(self._release_error)
 
     def _check_device(self, device: int) -> int:
         if not isinstance(device, int) or isinstance(device, bool):

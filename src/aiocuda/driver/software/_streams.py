@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ...errors import BusyError, InvalidArgumentError
+from ...errors import AiocudaError, BusyError, InvalidArgumentError
 from ._core import Core
 from ._model import PRIORITIES
 
@@ -78,7 +78,7 @@ class Streams(Core):
         self._enter()
         self._synchronize([self._machine.stream(stream)], _do_nothing)
         if self._call_error is not None:
-            raise self._call_error.again()
+            raise AiocudaError.again(self._call_error)
 
     def stream_wait(self, stream: int, event: int) -> None:
         """Make later work of the stream wait for the event's last record, on any device."""
@@ -123,7 +123,7 @@ class Streams(Core):
         # The method that is called most often. It does not take the lock: else a waiting loop would wait for a thread
         # that holds the lock and has lost the GIL.
         if self._call_error is not None:
-            raise self._call_error.again()
+            raise AiocudaError.again(self._call_error)
         self._calls += 1
         last = self._machine.event(event).last
         return last is None or last.done
