@@ -29,6 +29,7 @@ from aiocuda.data import DataLoader
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import TrackingResource
 from tests.helpers import TRAP, Latch, device, in_thread, open_peer, quickly, stream, until
+from tests.memory.others import Producer
 
 __all__ = ["device", "stream"]
 
@@ -240,3 +241,14 @@ async def test_dropped_buffers_are_freed_as_before_and_not_remembered(device: De
     buffers = [stream.empty(4) for _ in range(1000)]
     assert device.memory.free_all(stream) == 16_000
     assert all(buffer.freed for buffer in buffers)
+
+
+async def test_array_that_another_library_has_dropped_holds_nothing(device: Device, stream: Stream) -> None:
+    async with device.stream() as other:
+        for _ in range(3):
+            buffer = await stream.upload(np.zeros(4, np.float32))
+            array = other.adopt(Producer(buffer))
+            await other.fill(array, 1)
+            del array
+            assert device.memory.free_all(stream) == 16
+            assert buffer.freed

@@ -227,7 +227,7 @@ class Wrong:
 @pytest.mark.parametrize(
     ("address", "error"),
     [*((wrong, InvalidTypeError) for wrong in (None, "0x1000", 4096.0, True)), (0, InvalidArgumentError),
-     (-4096, InvalidArgumentError)],
+     (-4096, InvalidArgumentError), (1 << 64, InvalidArgumentError), (1 << 70, InvalidArgumentError)],
 )  # fmt: skip
 @pytest.mark.parametrize("around", ["none", "limit", "statistics", "tracking"])
 async def test_what_is_no_address_is_refused(address: object, error: type[Exception], around: str) -> None:

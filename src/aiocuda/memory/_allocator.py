@@ -32,7 +32,7 @@ from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
 from ._managed import ManagedPool
-from ._resource import MemoryResource, Reservation, as_address, reserve
+from ._resource import ADDRESSES, MemoryResource, Reservation, as_address, reserve
 from ._supply import AnyResource, Kept, Supply, T
 from ._unified import UnifiedBuffer
 
@@ -132,7 +132,7 @@ class DeviceMemory(MemoryFields):
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
             address = self._trimmed(partial(resource.allocate, nbytes, stream), nbytes)
-        if type(address) is not int or address <= 0:
+        if type(address) is not int or not 0 < address < ADDRESSES:
             address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
         self.count(address, nbytes, queue, resource)
@@ -242,6 +242,7 @@ class DeviceMemory(MemoryFields):
             raise WrongDeviceError(f"{queue.name} is a stream of another device: call stream.device.memory.free_all")
         if queue.recorded:
             raise BusyError(f"{queue.name} is being captured: leave the `with stream.capture()` block first")
+        self.sweep(queue.reactor)  # an array that another library has dropped holds its buffer until then
         blocks = [block for block in allocations.live() if not block.is_kept]
         for block in blocks:
             if block.is_exported:

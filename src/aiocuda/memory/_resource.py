@@ -16,6 +16,7 @@ from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
+    "ADDRESSES",
     "MemoryResource",
     "PoolResource",
     "Reservation",
@@ -25,6 +26,10 @@ __all__ = [
     "reserve",
     "unreserve",
 ]
+
+
+#: An address is less.
+ADDRESSES = 1 << 64
 
 
 @runtime_checkable
@@ -37,7 +42,7 @@ class MemoryResource(Protocol):
     def allocate(self, nbytes: int, stream: int) -> int:
         """Return the address of ``nbytes`` > 0 bytes. Work enqueued on ``stream`` from now on may use them.
 
-        The address is an int > 0; with any other result the call that needs the memory fails. Raise
+        The address is an int from 1 to 2**64 - 1; with any other result the call that needs the memory fails. Raise
         `aiocuda.DeviceOutOfMemory`, with ``requested``, if there is no room. Then caches are trimmed, and the call is
         repeated once.
         """
@@ -139,8 +144,10 @@ def as_address(address: Any, resource: object) -> int:
     address = as_integer(address)
     if isinstance(address, bool) or not isinstance(address, int):
         raise InvalidTypeError(f"{rule}, which is no address: return an int, or raise DeviceOutOfMemory")
-    if address <= 0:
-        raise InvalidArgumentError(f"{rule}, which is no address of device memory: raise DeviceOutOfMemory")
+    if not 0 < address < ADDRESSES:
+        raise InvalidArgumentError(
+            f"{rule}, which is no address of device memory, from 1 to 2**64 - 1: raise DeviceOutOfMemory"
+        )
     return int(address)
 
 
