@@ -81,6 +81,12 @@ def streamed() -> Any:
     return torchdata.StatefulDataLoader(Stream(), batch_size=2)
 
 
+def nodes() -> Any:
+    nodes = pytest.importorskip("torchdata.nodes")
+    batches = nodes.Batcher(nodes.IterableWrapper(range(ITEMS)), batch_size=2)
+    return nodes.Loader(nodes.Prefetcher(nodes.Mapper(batches, np.asarray), prefetch_factor=2))
+
+
 def grain_dataset() -> Any:
     grain = pytest.importorskip("grain")
     return grain.MapDataset.range(ITEMS).shuffle(seed=3).batch(2).to_iter_dataset()
@@ -103,6 +109,7 @@ LOADERS: dict[str, Any] = {
     "StatefulDataLoader with processes": lambda: stateful(num_workers=1, multiprocessing_context="fork"),
     "a shuffled StatefulDataLoader": shuffled,
     "a stream in a StatefulDataLoader": streamed,
+    "torchdata's nodes": nodes,
     "Grain's dataset": grain_dataset,
     "two epochs of Grain's dataset": grain_repeated,
     "Grain's DataLoader": grain_loader,

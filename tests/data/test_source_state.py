@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError
+from aiocuda import BusyError, CleanupWarning, ClosedError, Device, InvalidArgumentError, InvalidTypeError
 from aiocuda.data import DeviceBatches, SyncDeviceBatches, sync_to_device, to_device
 from aiocuda.driver.host import HostDriver
 from tests.helpers import LATCH, until
@@ -246,6 +246,43 @@ async def test_after_a_failure_the_batch_is_read_again(device: Device) -> None:
         await some(batches)
     assert batches.state_dict() == {"epoch": 0, "at": 2}
     assert await some(batches) == [3, 4, 5]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [OnSource, Asynchronous])
+async def test_a_source_whose_state_is_not_implemented_has_none(device: Device, kind: Any) -> None:
+    class Without(kind):  # type: ignore[misc]
+        def state_dict(self) -> Any:
+            raise NotImplementedError
+
+    async with to_device(Without(), device) as batches:
+        assert await some(batches) == [1, 2, 3, 4, 5]
+        with pytest.raises(InvalidTypeError, match="has no state"):
+            batches.state_dict()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [OnSource, Asynchronous])
+async def test_a_state_that_cannot_be_taken_fails_the_batch(device: Device, kind: Any) -> None:
+    class Fails(kind):  # type: ignore[misc]
+        def state_dict(self) -> Any:
+            return {"lock": threading.Lock()}
+
+    with pytest.raises(TypeError, match="lock") as caught:
+        await some(to_device(Fails(), device))
+    assert "in the state of the source of to_device()" in caught.value.__notes__
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [OnSource, Asynchronous])
+async def test_a_source_that_is_not_set_back_at_the_end_is_a_warning(device: Device, kind: Any) -> None:
+    class Refuses(kind):  # type: ignore[misc]
+        def load_state_dict(self, state: Any) -> None:
+            raise RuntimeError("not now")
+
+    with pytest.warns(CleanupWarning, match=r"was not set back to the last delivered batch: RuntimeError\('not now'\)"):
+        async with to_device(Refuses(), device) as batches:
+            assert await some(batches, 2) == [1, 2]
 
 
 @pytest.mark.asyncio

@@ -47,8 +47,9 @@ class DataLoader(Owner):
             async for batch in loader:
                 await batch.stream.launch(step, grid, block, batch["image"], model)
 
-    With ``fields``, ``decode(sample, out)`` writes into views of page-locked memory, which the device reads directly:
-    there is no copy between the decoder and the upload. Without, ``decode(sample)`` returns arrays, which are stacked.
+    With ``fields``, ``decode(sample, out)`` writes all of each field into views of page-locked memory, which the device
+    reads directly: there is no copy between the decoder and the upload. Without, ``decode(sample)`` returns arrays,
+    which are stacked.
 
     Parameters
     ----------

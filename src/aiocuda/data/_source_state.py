@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from .._base._user_code import add_note
 from ..errors import InvalidTypeError
 
 __all__ = ["UNKNOWN", "SourceState"]
@@ -63,9 +64,18 @@ class SourceState:
         return iterator
 
     def take(self) -> Any:
-        """Return the present state; `UNKNOWN` without one. **May block.**"""
-        methods = _methods_of(self._owner)
-        return copy.deepcopy(methods[0]()) if methods else UNKNOWN
+        """Return the present state; `UNKNOWN` without one, or if its method is not implemented. **May block.**"""
+        methods = None if self._owner is None else _methods_of(self._owner)
+        if methods is None:
+            return UNKNOWN
+        try:
+            return copy.deepcopy(methods[0]())
+        except NotImplementedError:
+            self._owner = None
+            return UNKNOWN
+        except Exception as error:
+            add_note(error, "in the state of the source of to_device()")
+            raise
 
     def deliver(self, after: Any, *, is_end: bool = False) -> None:
         """The consumer gets the batch that was read before this state, or the end."""

@@ -25,6 +25,7 @@ from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
 from ..device import Device
 from ..errors import (
     BusyError,
+    CleanupWarning,
     ClosedError,
     DeviceFault,
     DrainTimeoutWarning,
@@ -570,13 +571,17 @@ class SourcePass(Owner):
             await asyncio.wait({self._read_task})
         if isinstance(self._reader, AsyncReader):
             await self._reader.aclose()
-            self.state.set_back()
+            try:
+                self.state.set_back()
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self._is_set_back(None, error)
         elif self._threads is not None:
             try:
                 if await self._threads.settle(seconds):
                     self._threads.start(self._reader.close, _ignore)
                     if self.state.is_ahead:
-                        await self._set_back(self._threads)
+                        self._threads.start(self.state.set_back, self._is_set_back)
+                        await self._threads.settle(resources_of(self._device).deadline.left())
                 else:
                     self._made_at.warn(
                         "the source of to_device() did not return in time: its thread is set aside", DrainTimeoutWarning
@@ -586,18 +591,12 @@ class SourcePass(Owner):
             finally:
                 self._threads.close()
 
-    async def _set_back(self, threads: LoaderThreads) -> None:
-        """Load the state after the delivered batches into the source, on its thread. Raise what that raises."""
-        failures: list[BaseException] = []
-
-        def ended(result: object, error: BaseException | None) -> None:
-            if error is not None:
-                failures.append(error)
-
-        threads.start(self.state.set_back, ended)
-        await threads.settle(resources_of(self._device).deadline.left())
-        if failures:
-            raise failures[0]
+    def _is_set_back(self, result: object, error: BaseException | None) -> None:
+        """The state after the delivered batches has been loaded into the source."""
+        if error is not None:  # of a program that may not need the state
+            self._made_at.warn(
+                f"the source of to_device() was not set back to the last delivered batch: {error!r}", CleanupWarning
+            )
 
 
 async def _close(stream: Stream) -> None:
