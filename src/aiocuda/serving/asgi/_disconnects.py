@@ -84,6 +84,8 @@ class DisconnectWatch:
             # Another cancellation, of the server, goes on. So does an exception that the handler raised instead.
             ours = self._task.uncancel() <= self._cancellations and kind is asyncio.CancelledError
         look = self._look
+        # The tasks and the error refer to this object, by frames: each request would leave objects to the collector.
+        self._look = self._task = self._error = None
         if look is not None and not look.done():
             look.cancel()
             await asyncio.wait({look})
@@ -158,7 +160,7 @@ class DisconnectWatch:
             self._look_ahead()
 
     def _client_left(self) -> None:
-        assert self._task is not None
+        assert self._task is not None  # the handler runs
         self.disconnected = True
         self._task.cancel("the client has disconnected")
 
