@@ -24,7 +24,7 @@ import structlog
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream
-from aiocuda._base import _log, _loop_watch
+from aiocuda._base import _collections, _log, _loop_watch
 from aiocuda._base._collections import COLLECTIONS
 from aiocuda._base._log import is_heard, log
 from aiocuda.driver.host import HostDriver
@@ -429,6 +429,28 @@ async def test_a_garbage_collection_that_blocks_the_loop_is_named(records: Recor
         blocked = await reported(records, collect, callback="garbage collection of generation 1, ", line=name)
         latch.release()
     assert re.fullmatch(r"garbage collection of generation 1, [\d.e+]+ ms", blocked["callback"])
+
+
+@pytest.mark.asyncio
+async def test_line_that_the_collector_interrupts_is_the_innermost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that allocates was reported at a line of the library, which the collector calls."""
+    monkeypatch.setattr(_collections, "NOTED", 0.0)
+    found: list[Any] = []
+
+    def observe(collection: object) -> None:
+        found.append(_loop_watch.running_callback(threading.get_ident()))
+
+    async with aiocuda.open_device(driver="host"):
+        COLLECTIONS.observers.append(observe)
+        try:
+            gc.collect()
+        finally:
+            COLLECTIONS.observers.remove(observe)
+    name = test_line_that_the_collector_interrupts_is_the_innermost_one.__qualname__
+    assert found
+    for callback, line in found:
+        assert line.startswith(f"{name} ({__file__}:")
+        assert "_collections.py" not in callback
 
 
 @pytest.mark.asyncio

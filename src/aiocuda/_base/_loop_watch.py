@@ -14,6 +14,7 @@ import weakref
 from types import FrameType
 from typing import Final, Protocol
 
+from . import _collections
 from ._collections import COLLECTIONS
 from ._log import is_heard, log
 
@@ -110,6 +111,8 @@ def _frames_of_callback(frame: FrameType | None) -> list[FrameType]:
         if frame.f_code is _RUN_HANDLE:
             return frames
         frames.append(frame)
+        if frame.f_code.co_filename == _collections.__file__:
+            frames.clear()  # the collector has called at a line of the program, which is that of the next frame
         frame = frame.f_back
     # Other loops have no Python frame between the frames of their callbacks and those of the code that runs the loop.
     if any(each.f_code.co_filename.endswith(_ASYNCIO_LOOP) for each in frames):
