@@ -21,6 +21,7 @@ from aiocuda import (
     SkippedError,
     Slot,
     Stage,
+    StaleHandleError,
 )
 from aiocuda.pipeline import Launch, SlotBuffer
 from tests.helpers import AFFINE, SAXPY, Latch, open_peer, quickly, refusal, until
@@ -217,8 +218,10 @@ async def test_what_stages_have_returned(device: Device) -> None:
     steps = [Stage("upload", up), Stage("compute", look), Stage("download", down), Stage("last", last)]
     none, array = await Pipeline(device, steps).execute_iteration(1)
     assert (none, value(array)) == (None, 4)
-    with pytest.raises(BusyError, match="is in no pipeline"):
+    with pytest.raises(StaleHandleError, match="has ended"):
         seen[0].result("upload")
+    with pytest.raises(BusyError, match="is in no pipeline"):
+        Slot(0).result("upload")
 
 
 async def test_what_is_not_done_has_no_result_yet(device: Device, latch: Latch) -> None:

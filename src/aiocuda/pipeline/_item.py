@@ -426,10 +426,10 @@ class PipelineItem:
         await self._wait(self._plan.ancestors[position])
         stream = self._resources.streams[position]
         start = self._resources.now()
+        slot = StageSlot(self.slot.number, self._contents, stream, stage.name)
+        self._contents.views.append(slot)
         try:
-            returned = await self._called(
-                position, stage, StageSlot(self.slot.number, self._contents, stream, stage.name)
-            )
+            returned = await self._called(position, stage, slot)
             operations = _with_end(operations_of(stage, returned) or (), queue_of(stream).end())
         except asyncio.CancelledError:
             raise

@@ -26,7 +26,7 @@ from ..device import Device
 from ..errors import AiocudaError, DeviceFault, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ..lowlevel import CLOSED, StreamOperation, owned, queue_of, resources_of, when_passed
 from ..stream import Stream
-from ._slot import Ends, Slot, SlotContents, SlotState, checked_name, failure_of_states, memory_of
+from ._slot import ENDED, Ends, Slot, SlotContents, SlotState, checked_name, failure_of_states, memory_of
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
@@ -35,6 +35,10 @@ __all__ = ["MAX_SLOTS", "PipelineRing", "TripleBuffer"]
 
 #: No pipeline has stages for more slots than this: a greater depth is a mistake.
 MAX_SLOTS = 1024
+
+
+#: Makes an object without `__init__`.
+_new: Callable[[type[Slot]], Slot] = object.__new__
 
 
 class TripleBuffer(Owner):
@@ -407,26 +411,38 @@ class TripleBuffer(Owner):
             return
         end = next(iter(slot._contents.in_use()), None)
         if end is None:
-            self._make_free(slot)
+            self._make_free(slot, is_ended=slot._contents.progress is not None)
         elif end is called or not _call_when_over(end, functools.partial(self._free_when_over, slot)):
             self._give_up(slot)
 
     def _give_up(self, slot: Slot) -> None:
         """Make a released slot free, with other memory: nothing finds out when the device is done with its own."""
         slot._contents.memory.replace(self._stream)
-        self._make_free(slot)
+        self._make_free(slot, is_ended=slot._contents.progress is not None)
 
-    def _make_free(self, slot: Slot) -> None:
-        """Make a slot free, or give it to a waiter. The device is done with its memory."""
+    def _make_free(self, slot: Slot, is_ended: bool = True) -> None:
+        """Make a slot free, or give it to a waiter. The device is done with its memory.
+
+        If its item, or its batch, ``is_ended``, another object takes the place of this one, which tasks may still hold.
+        """
         self._taken.discard(slot)
         self._released.discard(slot)
         if slot in self._busy:
             del self._busy[slot]
             if not self._busy:
                 self._busy_seconds += self._now() - self._busy_since
-        contents, slot._stream = slot._contents, None
+        contents = slot._contents
         contents.item = contents.progress = None  # the memory stays
         contents.states.clear()
+        if is_ended:
+            new = self._slots[slot.number] = _new(Slot)  # without a call of `__init__`: this is a hot path
+            new.number, new._contents, new._stage = slot.number, contents, ""
+            for view in contents.views:
+                view._contents, view._stream = ENDED, None
+            contents.views.clear()
+            slot._contents, slot._stream = ENDED, None
+            slot = new
+        slot._stream = None
         if self._waiting:
             self._hand_on(slot)
         else:
@@ -562,7 +578,7 @@ class PipelineRing(TripleBuffer):
         if slot in self._busy:
             del self._busy[slot]
             self._busy[new] = None
-        self._make_free(new)
+        self._make_free(new, is_ended=False)
 
 
 def _checked_buffers(buffers: Any, device: Any) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ from ._slot_memory import Key, SlotMemory
 if TYPE_CHECKING:
     from ._item import PipelineItem
 
-__all__ = ["TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name", "failure_of_states",
-           "memory_of"]  # fmt: skip
+__all__ = ["ENDED", "TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name",
+           "failure_of_states", "has_ended", "memory_of"]  # fmt: skip
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -63,17 +63,20 @@ class SlotContents:
         The progress of the item, if a pipeline processes it.
     states : list of tuple
         States in order, each with the operations and nodes that end it. Without any it lasts until the next state.
+    views : list of StageSlot
+        The other objects that stages of the present item have for the slot.
     watchers : sequence of callable
         Called with the slot when it has entered a state: of a ring, while a task waits for a slot.
     """
 
-    __slots__ = ("item", "memory", "progress", "states", "watchers")
+    __slots__ = ("item", "memory", "progress", "states", "views", "watchers")
 
     def __init__(self) -> None:
         self.item: Any = None
         self.memory = SlotMemory()
         self.progress: PipelineItem | None = None
         self.states: list[tuple[SlotState, Ends]] = []
+        self.views: list[StageSlot] = []
         self.watchers: Sequence[Callable[[Slot], object]] = ()
 
     def put(self, item: Any, progress: PipelineItem | None = None) -> None:
@@ -126,11 +129,34 @@ class SlotContents:
         self.states = [(self.states[-1][0], ())]
 
 
+class EndedContents:
+    """The contents of a slot whose item or batch has ended: each use raises `StaleHandleError`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StaleHandleError(
+            "the item, or the batch, of this slot has ended, and its memory serves the next one: await the work before "
+            "the stage, or the function of the batch, returns; memory that was asked for before stays valid"
+        )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        getattr(self, name)
+        raise AssertionError
+
+
+#: `Slot._contents` after the end.
+ENDED: Any = EndedContents()
+
+
 class Slot(ProcessLocal):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
     A pipeline and a `MicroBatcher` use memory again only if nothing but the slot, and graphs, refers to it: else the
     slot takes other memory under the same name. So ask the slot for its memory for each item.
+
+    When the item of a pipeline, or the batch, has ended, each use of the object raises `StaleHandleError`: a task that
+    outlives the item reaches no memory of the next one.
 
     Stages of a pipeline that work on one item at the same time receive different `Slot` objects: the item and the
     buffers are the same, and each has the stream of its stage.
@@ -218,8 +244,11 @@ class Slot(ProcessLocal):
         ------
         BusyError
             No stage has the slot, and the program has set no stream.
+        StaleHandleError
+            The item or the batch has ended.
         """
         if self._stream is None:
+            _ = self._contents.item  # raises if it has ended
             raise BusyError(f"{self!r} has no stream: inside a stage it is the stage's; elsewhere, set slot.stream")
         return self._stream
 
@@ -359,7 +388,7 @@ class Slot(ProcessLocal):
         self._contents.memory.free()
 
     def __repr__(self) -> str:
-        return f"<Slot {self.number} {self.state}>"
+        return f"<Slot {self.number} {'ended' if has_ended(self) else self.state}>"
 
 
 class StageSlot(Slot):
@@ -372,6 +401,11 @@ class StageSlot(Slot):
         self._stage = stage
         self._stream = stream
         self._contents = contents
+
+
+def has_ended(slot: Slot) -> bool:
+    """True if the item or the batch of the slot has ended: the ring has another object for the slot."""
+    return slot._contents is ENDED
 
 
 #: Return the memory of a slot: for the packages above.

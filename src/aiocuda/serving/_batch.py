@@ -13,8 +13,10 @@ from .._base._deadlock import Holder
 from .._base._types import ProcessLocal
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
+from ..errors import StaleHandleError
 from ..lowlevel import resources_of
 from ..pipeline import Slot
+from ..pipeline._slot import has_ended
 from ..stream import Stream
 from ._requests import Request
 from ._results import is_failure
@@ -49,9 +51,11 @@ class Batch(ProcessLocal, Generic[Item]):
         it when the next batch begins, the slot takes other memory. None without ``device=``.
     stream : Stream or None
         A stream that no other running batch uses. A batch ends when the work on it is done. None without ``device=``.
+
+    After the end of the batch, ``slot`` and ``stream`` raise `StaleHandleError`: they serve other requests.
     """
 
-    __slots__ = ("items", "number", "padded", "slot", "stream", "weight")
+    __slots__ = ("_slot", "_stream", "items", "number", "padded", "weight")
 
     def __init__(
         self, items: Iterable[Item], number: int, weight: int, padded: int, slot: Slot | None, stream: Stream | None
@@ -60,8 +64,26 @@ class Batch(ProcessLocal, Generic[Item]):
         self.number = number
         self.weight = weight
         self.padded = padded
-        self.slot = slot
-        self.stream = stream
+        self._slot = slot
+        self._stream = stream
+
+    @property
+    def slot(self) -> Slot | None:
+        if self._slot is not None and has_ended(self._slot):
+            raise self._stale("slot")
+        return self._slot
+
+    @property
+    def stream(self) -> Stream | None:
+        if self._slot is not None and has_ended(self._slot):
+            raise self._stale("stream")
+        return self._stream
+
+    def _stale(self, name: str) -> StaleHandleError:
+        return StaleHandleError(
+            f"batch {self.number} has ended, and its {name} serves other requests: await the work before the function "
+            "returns, or give the task a stream and memory of its own, by `device.stream()` and `device.pinned(…)`"
+        )
 
     @property
     def size(self) -> int:
