@@ -108,6 +108,8 @@ class Replicas:
                 try:
                     error = await replica.create(program)
                 except ReplicaLostError as loss:
+                    if self._closing:
+                        break
                     losses.append(loss)
                     return 0
                 if error is not None:
