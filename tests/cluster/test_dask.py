@@ -280,6 +280,57 @@ async def test_a_request_that_arrives_twice_runs_once(tmp_path: Path) -> None:
         await until(lambda: files(tmp_path, "left"))
 
 
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_workers_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    """Also through another client. The first cluster goes on."""
+    async with dask(2) as client, distributed.Client(client.scheduler.address, asynchronous=True) as second:
+        async with open_cluster("dask", replicas=2, client=client) as cluster:
+            handle = await cluster.spawn(Service, str(tmp_path))
+            processes = await processes_of(handle)
+            for other in (client, second):
+                with pytest.raises(InvalidArgumentError, match=r"only 0 of the 2 workers .* close that cluster first"):
+                    async with open_cluster("dask", replicas=1, client=other):
+                        pass
+            assert await processes_of(handle) == processes
+            assert all(each.restarts == 0 for each in cluster.statistics().replicas)
+        async with open_cluster("dask", replicas=2, client=second) as cluster:
+            assert await processes_of(await cluster.spawn(Service, str(tmp_path))) == processes
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_of_clusters_that_are_opened_at_once_one_gets_the_worker(tmp_path: Path) -> None:
+    async def opened(client: Any) -> str:
+        async with open_cluster("dask", replicas=1, client=client) as cluster:
+            handle = await cluster.spawn(Service, str(tmp_path))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            return str(await handle.call("echo", "served"))
+
+    async with dask(1) as client:
+        tasks = [asyncio.create_task(opened(client)) for _ in range(2)]
+        outcomes = await quickly(asyncio.gather(*tasks, return_exceptions=True))
+    (error,) = (each for each in outcomes if isinstance(each, InvalidArgumentError))
+    assert "close that cluster first" in str(error)
+    assert [each for each in outcomes if each is not error] == ["served"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_a_second_cluster_gets_the_workers_and_gpus_that_the_first_leaves(tmp_path: Path) -> None:
+    async with (
+        dask(3) as client,
+        open_cluster("dask", replicas=2, client=client) as one,
+        open_cluster("dask", replicas=1, client=client) as two,
+    ):
+        first, second = await one.spawn(Service, str(tmp_path)), await two.spawn(Service, str(tmp_path))
+        assert {await first.call("visible") for _ in range(4)} == {"0", "1"}
+        assert await second.call("visible") == "2"
+        os.kill(await second.call("process"), signal.SIGKILL)
+        assert await quickly(second.call("visible", retry=True)) == "2"
+        assert not {await second.call("process")} & set(await processes_of(first))
+
+
 # -- losses ------------------------------------------------------------------------------------------------------
 
 

@@ -157,7 +157,7 @@ def open_cluster(
     ------
     InvalidArgumentError, InvalidTypeError
         An argument cannot be used; the program's main module would start the cluster again in each process; there are
-        fewer GPUs or workers than replicas.
+        fewer GPUs or workers than replicas; another cluster uses the workers.
     ReplicaLostError
         A process has ended before it was ready.
     """

@@ -19,7 +19,7 @@ from .._engine import LostListener, unanswered
 from .._messages import Packet, Pickler
 from .._served_object import ReplicaInfo
 from ._dask_replica import DaskReplica, DaskWorker
-from ._replica_actor import process_of, starts_workers
+from ._replica_actor import CURE, process_of, replica_gpu, starts_workers
 
 __all__ = ["DaskEngine", "check_address", "workers_of"]
 
@@ -56,24 +56,29 @@ class DaskEngine:
         self._client = client
         self._listeners: list[LostListener] = []
         self._places: list[_Place] = []  # of the replicas
+        self._others: list[_Place] = []  # of replicas of other clusters, when this one was opened
         self._last: dict[int, str] = {}  # the directory of the last worker of a replica
         self._replicas: dict[int, DaskReplica] = {}
 
     async def start(self, replicas: int) -> None:
         """Choose a worker for each replica."""
-        for worker in await _checked_workers(self._client, replicas):
-            self._places.append(_place(worker, self._places))
+        workers, self._others = await _checked_workers(self._client, replicas)
+        for worker in workers:
+            self._places.append(_place(worker, self._places + self._others))
 
     async def spawn(self, replica: int, epoch: int) -> None:
         """Wait for the worker of a replica, and make the actor there."""
         info = ReplicaInfo(replica, len(self._places), epoch)
         try:
             async with asyncio.timeout(START_SECONDS):
-                worker, process = await self._find(replica)
+                worker, process = await self._find(replica, epoch)
                 lost = functools.partial(self._report, replica, epoch)
                 spawned = self._replicas[replica] = DaskReplica(self._client, info, worker, process, lost)
                 self._last[replica] = worker.directory
                 await spawned.start(self._places[replica].gpu)
+        except InvalidArgumentError:  # the worker is that of another cluster: it is not killed
+            self._replicas.pop(replica).disconnect()
+            raise
         except (TimeoutError, OSError) as error:
             reason = f"its worker has not started within {START_SECONDS:g} s"
             if not isinstance(error, TimeoutError):
@@ -82,7 +87,7 @@ class DaskEngine:
                 f"replica {replica} was lost: {reason}", replica=replica, epoch=epoch, reason=reason
             ) from error
 
-    async def _find(self, replica: int) -> tuple[DaskWorker, int]:
+    async def _find(self, replica: int, epoch: int) -> tuple[DaskWorker, int]:
         """Wait until the nanny of a replica has a new worker. Return it and its process id."""
         loop = asyncio.get_running_loop()
         spare_at = loop.time() + SPARE_SECONDS
@@ -99,10 +104,12 @@ class DaskEngine:
                 check_address(worker.nanny, "a nanny")
                 answers = await self._client.run(process_of, worker.directory, workers=[worker.nanny])
                 process: int | None = answers[worker.nanny]
-                if process is not None:
-                    others = self._places[:replica] + self._places[replica + 1 :]
-                    self._places[replica] = _place(worker, others)
-                    return worker, process
+                # `start` has asked at the first epoch. Another cluster may be opened while a worker is away.
+                if process is None or (epoch > 1 and await _place_of_replica(self._client, worker) is not None):
+                    continue
+                others = self._places[:replica] + self._places[replica + 1 :]
+                self._places[replica] = _place(worker, others + self._others)
+                return worker, process
             await asyncio.sleep(PAUSE)
 
     def _report(self, replica: int, epoch: int, reason: str) -> None:
@@ -208,13 +215,43 @@ async def _starts_workers(client: distributed.Client, nanny: str) -> bool:
         return False
 
 
-async def _checked_workers(client: distributed.Client, replicas: int) -> list[DaskWorker]:
-    """Return one worker for each replica. Workers that were lost just before are waited for.
+async def _place_of_replica(client: distributed.Client, worker: DaskWorker) -> _Place | None:
+    """Return the place of the replica that a worker has; None if it has none, or does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            gpu: int | None = (await client.run(replica_gpu, workers=[worker.address]))[worker.address]
+    except Exception:  # noqa: BLE001 - the worker is gone, or is busy
+        return None
+    return None if gpu is None else _Place(worker.nanny, worker.host, gpu)
+
+
+async def _free_workers(
+    client: distributed.Client, workers: list[DaskWorker], replicas: int
+) -> tuple[list[DaskWorker], list[_Place]]:
+    """Return the workers without a replica, and the places of the replicas of the others.
+
+    If there are too few, it asks them again for some time: a cluster that was not opened leaves its workers soon.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + ANSWER_SECONDS
+    while True:
+        found = await asyncio.gather(*(start_task(_place_of_replica, client, worker) for worker in workers))
+        free = [worker for worker, place in zip(workers, found, strict=True) if place is None]
+        if len(free) >= replicas or loop.time() >= give_up_at:
+            return free, [place for place in found if place is not None]
+        await asyncio.sleep(PAUSE)
+
+
+async def _checked_workers(client: distributed.Client, replicas: int) -> tuple[list[DaskWorker], list[_Place]]:
+    """Return one worker for each replica, and the places of replicas of other clusters.
+
+    Workers that were lost just before are waited for.
 
     Raises
     ------
     InvalidArgumentError
-        There are too few workers, a worker has no nanny, or an address is neither of TLS nor of this machine.
+        There are too few workers, or other clusters use them; a worker has no nanny, or an address is neither of TLS
+        nor of this machine.
     """
     scheduler: Any = client.scheduler
     check_address(scheduler.address, "the scheduler")
@@ -236,7 +273,14 @@ async def _checked_workers(client: distributed.Client, replicas: int) -> list[Da
             "more workers, or await client.wait_for_workers(n) first",
             argument="replicas",
         )
-    return workers[:replicas]
+    free, others = await _free_workers(client, workers, replicas)
+    if len(free) < replicas:
+        raise InvalidArgumentError(
+            f"replicas={replicas}, but only {len(free)} of the {len(workers)} workers of the Dask cluster have no "
+            f"replica of another aiocuda cluster: {CURE}",
+            argument="replicas",
+        )
+    return free[:replicas], others
 
 
 def check_address(address: str, what: str) -> None:

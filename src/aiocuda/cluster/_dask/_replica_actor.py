@@ -15,14 +15,19 @@ import psutil
 from distributed.protocol.pickle import dumps
 
 from ..._processes._messages import PROTOCOL
+from ...errors import InvalidArgumentError
 from .._engine import VISIBLE
 from .._messages import Leave, Packet, Reply
 from .._served_object import ReplicaInfo
 from .._server import ReplicaServer
 
 __all__ = [
-    "Frames", "ReplicaActor", "ReplicaLease", "frames_of", "kill_process", "packet_of", "process_of", "starts_workers",
+    "CURE", "Frames", "ReplicaActor", "ReplicaLease", "frames_of", "kill_process", "packet_of", "process_of",
+    "replica_gpu", "starts_workers",
 ]  # fmt: skip
+
+#: For the errors of a cluster whose workers another one uses.
+CURE = "close that cluster first, start more workers, or use fewer replicas"
 
 #: Seconds for a killed process to end.
 END_SECONDS = 5.0
@@ -48,15 +53,28 @@ class ReplicaActor:
     gpu
         The index of its GPU among those of the host. The worker's ``CUDA_VISIBLE_DEVICES`` is set to it if it is not
         set: dask-cuda sets it for each worker.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The worker has a replica of another cluster.
     """
 
     def __init__(self, info: ReplicaInfo, name: str, gpu: int) -> None:
+        if replica_gpu() is not None:  # two clusters were opened at the same time
+            raise InvalidArgumentError(f"a worker has a replica of another aiocuda cluster: {CURE}")
         os.environ.setdefault(VISIBLE, str(gpu))
+        self.gpu = gpu
         self._info = info
         self._loop: asyncio.AbstractEventLoop | None = None  # until the first request
         self._server: ReplicaServer | None = None
         self._left: asyncio.Future[None] | None = None  # set when all objects are left
         _ACTORS[name] = self
+
+    @property
+    def has_left(self) -> bool:
+        """True if it has left its objects."""
+        return self._left is not None and self._left.done()
 
     async def answer(self, *frames: bytes | memoryview) -> Frames:
         """Answer a request. The reply to a `Watch` of a replica that has left its objects is not accepted."""
@@ -109,6 +127,12 @@ class ReplicaLease:
 
 #: The actors of this process, by the name of their leases.
 _ACTORS: weakref.WeakValueDictionary[str, ReplicaActor] = weakref.WeakValueDictionary()
+
+
+def replica_gpu() -> int | None:
+    """Return the index of the GPU of the replica in this worker; None if there is no replica."""
+    actors = [reference() for reference in _ACTORS.valuerefs()]
+    return next((actor.gpu for actor in actors if actor is not None and not actor.has_left), None)
 
 
 def frames_of(packet: Packet) -> Frames:
