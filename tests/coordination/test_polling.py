@@ -23,11 +23,40 @@ pytestmark = pytest.mark.asyncio
 ONES = np.ones(ITEMS, np.uint32)
 
 
-async def test_nothing_is_kept_before_the_first_poll(device: Device) -> None:
+async def test_the_first_poll_returns_the_finished_nodes_that_the_program_holds(device: Device) -> None:
     async with AsyncCoordinator(device) as coordinator:
+        held = coordinator.upload(ONES)
+        download = coordinator.download(held)
         coordinator.upload(ONES)
         await quickly(coordinator.drain())
+        gc.collect()
+        assert coordinator.poll() == [held, download]
         assert coordinator.poll() == []
+
+
+async def test_no_result_is_kept_until_the_next_poll(device: Device) -> None:
+    class Big:
+        """A result."""
+
+    async with AsyncCoordinator(device) as coordinator:
+        coordinator.poll()
+        source = coordinator.upload(ONES)
+        nodes = [coordinator.download(source), coordinator.host(Big), coordinator.host(Big)]
+        await quickly(coordinator.drain())
+        results = [weakref.ref(await node) for node in nodes]
+        ids = [source.id, *(node.id for node in nodes)]
+        held = nodes[-1]
+        del nodes
+        gc.collect()
+        assert [result() is None for result in results] == [True, True, False]
+        polled = sorted(coordinator.poll(), key=lambda node: node.id)  # the host functions may finish first
+        assert [node.id for node in polled] == ids
+        assert (polled[0], polled[-1]) == (source, held)
+        assert type(await polled[-1]) is Big
+        for node in polled[1:-1]:
+            assert (node.state, node.exception()) == ("done", None)
+            with pytest.raises(StaleHandleError, match=r"result of .* keep it"):
+                await node
 
 
 async def test_no_argument_is_kept_until_the_next_poll(device: Device) -> None:
@@ -53,7 +82,7 @@ async def test_no_argument_is_kept_until_the_next_poll(device: Device) -> None:
         assert (polled[0], polled[2], polled[3]) == (held, kernel, host)
         assert held.buffer.nbytes
         assert (polled[1].state, polled[1].done(), polled[1].exception()) == ("done", True, None)
-        with pytest.raises(StaleHandleError, match="keep it"):
+        with pytest.raises(StaleHandleError, match=r"result of .* keep it"):
             _ = polled[1].buffer
         with pytest.raises(StaleHandleError, match="keep it"):
             await polled[1]

@@ -560,15 +560,18 @@ class AsyncCoordinator(Owner):
         """Query the device and submit what fits; return the operations that have finished since the last call.
 
         They are done, failed, skipped or abandoned, in the order in which they finished; an abandoned one is returned
-        when the device, too, is done with it. The coordinator keeps finished operations from the first call on, at most
-        4096 of them. It drops older ones, and counts them in `statistics`. They do not keep buffers: if the program has
-        dropped the node of an upload and its buffer, `Node.buffer` of the returned node raises `StaleHandleError`.
+        when the device, too, is done with it. The first call returns those that the program still holds. From then on
+        the coordinator keeps finished operations, at most 4096 of them. It drops older ones, and counts them in
+        `statistics`. They do not keep results: if the program has dropped a node, `Node.buffer` and the result of the
+        returned node raise `StaleHandleError`.
         """
         scheduler = self._scheduler
         scheduler.check_loop()
         unpolled = scheduler.unpolled
         if unpolled is None:
-            unpolled = scheduler.unpolled = UnpolledNodes()
+            finished = [node for each in scheduler.before_poll if (node := each()) is not None]
+            unpolled = scheduler.unpolled = UnpolledNodes(finished)
+            scheduler.before_poll.clear()
         scheduler.poll()
         return unpolled.take()
 

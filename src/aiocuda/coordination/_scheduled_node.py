@@ -173,6 +173,7 @@ class ScheduledNode(Node[T_co]):
     context: contextvars.Context | None = None
     label: str | None = None
     bracket: weakref.ref[Bracket] | None = None
+    is_copy: bool = False
     _risen = 0  # how many ranks it had risen by ageing when its priority was set last
     _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
 
@@ -251,8 +252,8 @@ class ScheduledNode(Node[T_co]):
             raise error
         value = self.value
         if value is None:
-            if self.role == "upload":
-                raise StaleHandleError(f"the buffer of {self!r} was freed when the program dropped the node: keep it")
+            if self.is_copy:
+                raise StaleHandleError(f"the result of {self!r} was freed when the program dropped the node: keep it")
             if self.operation is not None:
                 value = self.operation.result()
         return cast("T_co", value)
@@ -321,10 +322,17 @@ class ScheduledNode(Node[T_co]):
             yield from self._until_substitutes_pass()
         return self.result()
 
-    def without_buffer(self) -> ScheduledNode[T_co]:
-        """Return a copy of a finished upload that does not keep the buffer."""
+    @property
+    def has_result(self) -> bool:
+        """True if a finished node keeps a result."""
+        return self.phase == DONE and (
+            self.value is not None or (self.operation is not None and self.operation.value is not None)
+        )
+
+    def without_result(self) -> ScheduledNode[T_co]:
+        """Return a copy of a finished node that does not keep the result."""
         node: ScheduledNode[T_co] = ScheduledNode.__new__(ScheduledNode)
-        node.__dict__.update(self.__dict__, value=None, callbacks=None)
+        node.__dict__.update(self.__dict__, value=None, operation=None, callbacks=None, is_copy=True)
         return node
 
     def why_not_waiting(self) -> str | None:

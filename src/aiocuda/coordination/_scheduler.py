@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -41,7 +42,7 @@ from ._scheduled_node import (
     RootFailure,
     ScheduledNode,
 )
-from ._unpolled_nodes import UnpolledNodes
+from ._unpolled_nodes import MOST_UNPOLLED, UnpolledNodes
 
 __all__ = ["SAMPLED", "Scheduler"]
 
@@ -53,6 +54,9 @@ POLL_AGAIN = 50e-6
 
 #: How many unread failures are kept until the coordinator ends; older ones go to the loop's exception handler.
 MOST_UNREAD = 256
+
+#: References to finished nodes before the dead ones are forgotten.
+LEAST_BEFORE = 64
 
 
 class Scheduler:
@@ -102,6 +106,8 @@ class Scheduler:
         Host seconds of the scheduler, of the sampled nodes.
     unpolled : UnpolledNodes or None
         The finished nodes that the program has not polled; None until it polls for the first time.
+    before_poll : deque
+        References to the nodes that have finished until then.
     """
 
     def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:
@@ -147,6 +153,8 @@ class Scheduler:
         self.kinds: dict[str, int] = {}
         self.overhead = 0.0
         self.unpolled: UnpolledNodes | None = None
+        self.before_poll: deque[weakref.ref[ScheduledNode[Any]]] = deque()
+        self._most_before = LEAST_BEFORE  # more make it forget the dead ones: constant time for each
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -703,7 +711,12 @@ class Scheduler:
         phase = node.finish()
         self.graph.forget(node)
         self.finished[phase] += 1
-        if self.unpolled is not None:
+        if self.unpolled is None:
+            self.before_poll.append(weakref.ref(node))
+            if len(self.before_poll) > self._most_before:
+                self.before_poll = deque([each for each in self.before_poll if each() is not None], MOST_UNPOLLED)
+                self._most_before = min(max(LEAST_BEFORE, 2 * len(self.before_poll)), MOST_UNPOLLED)
+        else:
             self.unpolled.add(node)
         if node.callbacks:
             node.call_callbacks()

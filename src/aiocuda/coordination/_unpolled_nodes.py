@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from ._node import Node
@@ -18,8 +19,13 @@ MOST_UNPOLLED = 4096
 class UnpolledNodes:
     """The nodes that have finished since the program polled last.
 
-    It keeps no arguments of nodes. An upload's node keeps its buffer, so the node is kept only weakly, with a copy that
-    replaces it if the program has dropped it.
+    It keeps neither arguments nor results of nodes. A node with a result is kept only weakly, with a copy that replaces
+    it if the program has dropped it.
+
+    Parameters
+    ----------
+    finished
+        The nodes that have finished before.
 
     Attributes
     ----------
@@ -29,9 +35,11 @@ class UnpolledNodes:
 
     __slots__ = ("_nodes", "dropped")
 
-    def __init__(self) -> None:
+    def __init__(self, finished: Iterable[ScheduledNode[Any]] = ()) -> None:
         self._nodes: deque[tuple[weakref.ref[ScheduledNode[Any]] | None, ScheduledNode[Any]]] = deque()
         self.dropped = 0
+        for node in finished:
+            self.add(node)
 
     def add(self, node: ScheduledNode[Any]) -> None:
         """Keep a finished node."""
@@ -39,8 +47,8 @@ class UnpolledNodes:
             self._nodes.popleft()
             self.dropped += 1
         node.declared = None
-        if node.role == "upload":
-            self._nodes.append((weakref.ref(node), node.without_buffer()))
+        if node.has_result:
+            self._nodes.append((weakref.ref(node), node.without_result()))
         else:
             self._nodes.append((None, node))
 
