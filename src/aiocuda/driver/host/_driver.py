@@ -153,7 +153,10 @@ class HostDriver(Recorded):
         else:
             try:
                 runner = Runner(f"aiocuda-host-{len(self._runners)}")
-            except RuntimeError as error:  # no thread: latch a fault, or the command would never complete
+            except (
+                RuntimeError,
+                MemoryError,
+            ) as error:  # no thread: latch a fault, or the command would never complete
                 self._fail(_LAUNCH_FAILED, command.stream.device, f"no thread for a {command.kind}: {error}", error)
                 return
             self._runners.append(runner)
@@ -161,6 +164,14 @@ class HostDriver(Recorded):
 
     def _run(self, runner: Runner, command: Command) -> Command | None:
         """On a runner: execute a command, end it, and return the runner's next command."""
+        try:
+            return self._run_command(runner, command)
+        except Exception as error:  # noqa: BLE001 - such as a MemoryError: the command would never complete
+            with self._lock:
+                self._fail(_LAUNCH_FAILED, command.stream.device, f"a {command.kind} ended by {error!r}", error)
+            return None
+
+    def _run_command(self, runner: Runner, command: Command) -> Command | None:
         work: Work = command.action
         due = command.started + work.seconds
         if work.is_transfer:

@@ -508,6 +508,9 @@ class SimulatedDriver(Recorded):
             except HostKernelError as error:
                 self._fail(719, self._device_of(command), str(error), error.__cause__)
                 return
+            except Exception as error:  # noqa: BLE001 - as `_execute`
+                self._fail(719, self._device_of(command), f"a {command.kind} raised {error!r}", error)
+                return
             if pause is not None:
                 self._after(max(1, round(pause * 1e9)), lambda: self._resume(command))
                 return
