@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import BusyError, CleanupWarning, ClosedError, Device, InvalidArgumentError, InvalidTypeError
 from aiocuda.data import DeviceBatches, SyncDeviceBatches, sync_to_device, to_device
 from aiocuda.driver.host import HostDriver
@@ -405,3 +407,52 @@ def test_a_plain_loop_gets_what_the_source_raises() -> None:
     with pytest.raises(InvalidArgumentError, match="depth is at least 1"):
         with sync_to_device([], driver=HostDriver(), depth=0):
             pass
+
+
+# -- random programs -------------------------------------------------------------------------------------------------
+
+
+async def at_random(device: Device, kind: Any, chance: random.Random) -> list[int]:
+    """Take two epochs, with breaks, cancelled requests, new blocks, and new sources from the saved state."""
+    found: list[int] = []
+    read, saved = kind(), None
+    while len(found) < 2 * EPOCH:
+        before = len(found)
+        async with to_device(read, device, depth=chance.randint(1, 4)) as batches:
+            if saved is not None:
+                batches.load_state_dict(pickle.loads(saved))
+            for _ in range(chance.randint(1, 4)):
+                if chance.random() < 0.3:
+                    request = asyncio.ensure_future(anext(aiter(batches)))
+                    for _ in range(chance.randint(0, 4)):
+                        await asyncio.sleep(0)
+                    if not request.done():
+                        request.cancel()
+                    await asyncio.wait({request})
+                    if not request.cancelled() and request.exception() is None:
+                        batch = request.result()
+                        found.append(int((await batch.stream.download(batch[0]))[0]))
+                else:
+                    found += await some(batches, chance.randint(1, EPOCH + 1))
+                if len(found) >= 2 * EPOCH:
+                    break
+            saved = pickle.dumps(batches.state_dict())
+        if chance.random() < 0.5 or not isinstance(read, OnSource):
+            read = kind()  # another process
+        elif len(found) > before:
+            saved = None  # the source has it, and the end of the block has set it back
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WITH_STATE.values(), ids=WITH_STATE)
+def test_random_programs_get_each_batch_once(kind: Any) -> None:
+    for seed in range(30):
+
+        async def main(seed: int = seed) -> None:
+            async with aiocuda.open_device(driver=HostDriver()) as device:
+                found = await at_random(device, kind, random.Random(seed))
+            expected = [number for epoch in range(9) for number in numbers_of(kind(), epoch)]
+            assert found == expected[: len(found)], seed
+
+        asyncio.run(main())

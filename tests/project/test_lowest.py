@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import lowest
+from tests import lowest, other_loaders
 from tests.project.tree import ROOT
 
 
@@ -44,8 +44,8 @@ def test_python_that_is_not_here_is_none() -> None:
     assert lowest.interpreter("3.99") is None
 
 
-def test_tests_that_run_with_the_lowest_versions_exist() -> None:
+def test_tests_that_run_in_environments_of_their_own_exist() -> None:
     assert lowest.TESTS
-    for test in lowest.TESTS:
+    for test in (*lowest.TESTS, *other_loaders.TESTS):
         file, _, name = test.partition("::")
         assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")

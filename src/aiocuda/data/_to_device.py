@@ -239,7 +239,8 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
 
         It is a copy of the state that ``state_dict()`` of the source has returned then, or ``get_state()``; or those of
         its iterator. The source itself takes it, too: batches that were read ahead are not in it. If the iterator has
-        the state, a state that is taken after the last batch has an empty rest.
+        the state, that before the first batch is the state of a new iterator, and one that is taken after the last
+        batch has an empty rest.
 
         Raises
         ------
