@@ -13,13 +13,17 @@ import pytest
 
 import aiocuda
 from aiocuda import (
+    AsyncCoordinator,
     BusyError,
     ClosedError,
     Device,
     DeviceFault,
     DriverError,
     InvalidTypeError,
+    Pipeline,
     SkippedError,
+    Slot,
+    Stage,
     Stream,
     WrongLoopError,
 )
@@ -329,3 +333,67 @@ async def test_callback_of_a_gathering_in_another_loop(stream: Stream, latch: La
             gathering.add_done_callback(wrong)  # type: ignore[arg-type]  # on purpose
     assert not hold.is_awaited
     latch.release()
+
+
+# -- other objects with callbacks ------------------------------------------------------------------------------------
+
+
+def _double(slot: Slot) -> Any:
+    if slot.item < 0:
+        raise ZeroDivisionError
+    return slot.stream.upload(np.full(4, 2 * slot.item))
+
+
+async def test_gather_takes_tickets_nodes_and_gatherings(device: Device, stream: Stream) -> None:
+    async with Pipeline(device, [Stage("double", _double)], 2) as pipeline, AsyncCoordinator(device) as coordinator:
+        tickets = [await pipeline.submit(item) for item in range(5)]
+        node = coordinator.upload(np.arange(3))
+        gathering = aiocuda.gather(*tickets, stream.record(), node, aiocuda.gather(stream.synchronize()))
+        assert "of 8 operations, nodes and tickets: unfinished; coroutine: .wait()" in repr(gathering)
+        called: list[Any] = []
+        gathering.add_done_callback(called.append)
+        gathering.add_done_callback(called.remove)
+        assert gathering.remove_done_callback(called.remove) == 1
+        *uploads, event, uploaded, inner = await quickly(gathering)
+        assert [(await stream.download(each))[0] for each in uploads] == [0, 2, 4, 6, 8]
+        assert (event, uploaded, inner) == (None, None, [None])
+        await asyncio.sleep(0)
+        assert called == [gathering]
+        assert gathering.done()
+        assert gathering.exception() is None
+        assert gathering.result()[5:] == [None, None, [None]]
+        assert len(await quickly(gathering.wait())) == 8
+        assert await quickly(asyncio.gather(gathering.wait(), aiocuda.gather(tickets[0]).wait()))
+
+
+async def test_gather_of_tickets_raises_the_first_failure(device: Device) -> None:
+    async with Pipeline(device, [Stage("double", _double)], 2) as pipeline:
+        tickets = [await pipeline.submit(item) for item in (1, -1, 2)]
+        gathering = aiocuda.gather(*tickets)
+        with pytest.raises(ZeroDivisionError):
+            await quickly(gathering)
+        assert isinstance(gathering.exception(), ZeroDivisionError)
+        with pytest.raises(ZeroDivisionError):
+            gathering.result()
+        first, failure, last = await quickly(aiocuda.gather(*tickets, return_exceptions=True))
+        assert (first.shape, type(failure), last.shape) == ((4,), ZeroDivisionError, (4,))
+
+
+async def test_cancelling_a_gather_of_tickets_cancels_only_that_wait(device: Device, latch: Latch) -> None:
+    def hold(slot: Slot) -> Any:
+        latch.hold(slot.stream)
+        return slot.stream.synchronize()
+
+    async with Pipeline(device, [Stage("hold", hold)], 2) as pipeline:
+        ticket = await pipeline.submit(1)
+        gathering = aiocuda.gather(ticket)
+        with pytest.raises(BusyError):
+            gathering.result()
+        waiting = asyncio.ensure_future(gathering.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not gathering.done()
+        latch.release()
+        assert await quickly(gathering) == [None]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
+from asyncio import Future, get_running_loop, shield
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from .._base._checks import check_callback, flag
 from .._base._coroutine import coroutine_of
@@ -13,7 +13,7 @@ from .._base._wakeups import Callback, Waiters
 from ..errors import BusyError, InvalidTypeError
 from ._calls import copy_context
 from ._countdown import Countdown
-from ._operation import HasOperation, Operation
+from ._operation import HasOperation
 from ._queued_operation import QueuedOperation
 from ._state import DONE
 
@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Gathering", "gather"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 def _operation(thing: object) -> Any:
-    """Return the operation of an event or of another object that has one."""
+    """Return the operation of an event or of another object that has one; a node or a ticket itself.
+
+    They are what `aiocuda.as_completed` takes, too. Futures of asyncio have no ``wait``.
+    """
     found = getattr(thing, "operation", None)
     if isinstance(found, QueuedOperation):
         return found
+    if isinstance(thing, Awaitable) and hasattr(thing, "remove_done_callback") and hasattr(thing, "wait"):
+        return thing
     raise InvalidTypeError(
-        f"aiocuda.gather takes operations and events, not {type(thing).__name__}: unpack a list, gather(*operations), "
-        "and use asyncio.gather for coroutines"
+        f"aiocuda.gather takes operations, events, nodes and tickets, not {type(thing).__name__}: unpack a list, "
+        "gather(*operations), and use asyncio.gather for coroutines"
     )
 
 
@@ -238,6 +244,82 @@ class Gathering(Awaitable[T]):
         return f"<Gathering of {len(self._operations)} operations: {state}>"
 
 
+class HasCallbacks(Awaitable[T_co], Protocol[T_co]):
+    """An operation, a node, a ticket or a gathering."""
+
+    def remove_done_callback(self, fn: Callable[[Any], object]) -> int: ...
+
+    def wait(self) -> Coroutine[Any, Any, T_co]: ...
+
+
+class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class has no arguments
+    """The results of operations and of other objects with callbacks: nodes and tickets.
+
+    It notes the end of each as that comes. The first failure counts as received, and is that of the future.
+    """
+
+    def __init__(self, things: list[Any], return_exceptions: bool) -> None:
+        super().__init__([], return_exceptions)
+        self._things = things
+        self._notes_failures = not return_exceptions
+        self._left = len(things)
+        self._future: Future[None] = get_running_loop().create_future()
+        self._wrapped: list[tuple[Callable[[Any], object], Callable[[Any], object]]] = []  # callbacks, and their form
+        context = copy_context()
+        for thing in things:
+            thing.add_done_callback(self._note, context=context)
+
+    def _note(self, thing: Any) -> None:
+        """Count one that has ended."""
+        self._left -= 1
+        if self._future.done():
+            return
+        error = thing.exception() if self._notes_failures else None
+        if error is not None:
+            self._future.set_exception(error)
+        elif not self._left:
+            self._future.set_result(None)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Any:
+        self._check_done()
+        self._future.result()
+        if self._notes_failures:
+            return [thing.result() for thing in self._things]
+        errors = [thing.exception() for thing in self._things]
+        return [thing.result() if error is None else error for thing, error in zip(self._things, errors, strict=True)]
+
+    def exception(self) -> BaseException | None:
+        self._check_done()
+        return self._future.exception()
+
+    def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
+        check_callback(fn, context)
+
+        def wrapped(future: object) -> None:
+            fn(self)
+
+        self._wrapped.append((fn, wrapped))
+        self._future.add_done_callback(wrapped, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Any], object]) -> int:
+        check_callback(fn)
+        removed = [wrapped for each, wrapped in self._wrapped if each == fn]
+        self._wrapped = [pair for pair in self._wrapped if pair[0] != fn]
+        return sum([self._future.remove_done_callback(wrapped) for wrapped in removed])
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._future.done():
+            yield from shield(self._future)  # a cancellation ends only this wait
+        return self.result()
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "unfinished; coroutine: .wait()"
+        return f"<Gathering of {len(self._things)} operations, nodes and tickets: {state}>"
+
+
 # Not as a decorator, which a compiled class cannot have.
 lacks(
     cancel="streams run the work that they have accepted. Cancel the task that awaits it, or drop the result of each "
@@ -247,12 +329,14 @@ lacks(
 
 @overload
 def gather(
-    *operations: Operation[T] | HasOperation, return_exceptions: Literal[False] = False
+    *operations: HasCallbacks[T] | HasOperation, return_exceptions: Literal[False] = False
 ) -> Gathering[list[T]]: ...
 
 
 @overload
-def gather(*operations: Operation[T] | HasOperation, return_exceptions: bool) -> Gathering[list[T | BaseException]]: ...
+def gather(
+    *operations: HasCallbacks[T] | HasOperation, return_exceptions: bool
+) -> Gathering[list[T | BaseException]]: ...
 
 
 def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
@@ -265,7 +349,8 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     Parameters
     ----------
     *operations
-        `Operation` or `Event`, of one loop, and of any streams and devices.
+        `Operation`, `Event`, `Node`, `Ticket`, and what `gather` returns; of one loop, and of any streams, devices,
+        coordinators and pipelines.
     return_exceptions
         Return failures in place of results, and wait for all operations.
 
@@ -273,5 +358,11 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     -------
     Awaitable of a list.
     """
-    found: list[Any] = [thing if isinstance(thing, QueuedOperation) else _operation(thing) for thing in operations]
-    return Gathering(found, flag(return_exceptions, "return_exceptions"))
+    found: list[Any] = []
+    is_mixed = False
+    for thing in operations:
+        each = thing if isinstance(thing, QueuedOperation) else _operation(thing)
+        is_mixed = is_mixed or not isinstance(each, QueuedOperation)
+        found.append(each)
+    kind = MixedGathering if is_mixed else Gathering
+    return kind(found, flag(return_exceptions, "return_exceptions"))
