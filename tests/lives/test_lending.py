@@ -322,21 +322,72 @@ async def test_ring_with_a_released_slot_serves_the_next_loop() -> None:
             ring.release(slot)
 
 
+@pytest.mark.asyncio
+async def test_recorded_operation_keeps_no_slot(device: Device, stream: Stream) -> None:
+    """It does not run by itself."""
+    ring = TripleBuffer(1)
+    async with ring.slot() as slot:
+        slot.stream = stream
+        with stream.capture() as graph:
+            slot.enter("uploading", until=stream.fill(buffer_of(slot), 1))
+    assert ring.states == ("free",)
+    graph.close()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.asyncio
+async def test_ring_is_closed_while_a_released_slot_waits(
+    device: Device, stream: Stream, latch: Latch, leaves: bool
+) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        async with TripleBuffer(1, buffers={"x": (SIZE, np.uint32)}, device=device) as ring:
+            latch.hold(stream)
+            async with ring.slot() as slot:
+                stream.fill(buffer_of(slot), 1)
+            waiting = asyncio.create_task(ring.acquire())
+            await latch.held()
+            if leaves:
+                raise ZeroDivisionError
+    with pytest.raises(aiocuda.ClosedError):
+        await quickly(waiting)
+    latch.release()
+    await until(lambda: ring.states == ("free",))
+
+
+@pytest.mark.asyncio
+async def test_waiter_that_is_cancelled_as_its_slot_comes_passes_it_on(stream: Stream, latch: Latch) -> None:
+    ring = TripleBuffer(1)
+    async with ring.slot() as slot:
+        latch.hold(stream)
+        slot.enter("uploading", until=stream.synchronize())
+    waiting = [asyncio.create_task(ring.acquire(number)) for number in range(2)]
+    await latch.held()
+    latch.release()
+    while ring.busy:
+        await asyncio.sleep(0)
+    waiting[0].cancel()  # it has the slot, and has not run yet
+    assert (await quickly(waiting[1])).item == 1
+    assert waiting[0].cancelled()
+
+
 # -- the other lenders -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("leave", "graph"), [*((leave, False) for leave in LEAVE), (cancelled, True), (failed, True)])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("leave", LEAVE)
 @pytest.mark.asyncio
 async def test_slot_of_an_item_is_lent_again_after_its_operations(
     device: Device, stream: Stream, other: Stream, latch: Latch, leave: Leave, graph: bool
 ) -> None:
     """Or its item has other memory."""
     graphs: list[Any] = []
+    first_is_over = asyncio.Event()
 
     async def compute(slot: Slot) -> Any:
         buffer = buffer_of(slot)
         if slot.item == 2:
             await slot.stream.fill(buffer, 2)
+            await first_is_over.wait()
             return await slot.stream.download(buffer)
         if slot.item is None:
             with other.capture() as captured:
@@ -357,29 +408,43 @@ async def test_slot_of_an_item_is_lent_again_after_its_operations(
         await turns()
         latch.release()
         await quickly(other.synchronize())
+        first_is_over.set()
         assert (await quickly(next_one)).tolist() == [2, 2, 2, 2]
         assert pipeline.ring.states == ("free",)
 
 
-@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.asyncio
 async def test_slot_of_a_batch_is_lent_again_after_its_operations(
-    device: Device, stream: Stream, other: Stream, latch: Latch, leaves: bool
+    device: Device, stream: Stream, other: Stream, latch: Latch, fails: bool, graph: bool
 ) -> None:
+    """Or its batch has other memory."""
+    graphs: list[Any] = []
+    first_is_over = asyncio.Event()
+
     async def infer(batch: Batch[int]) -> Any:
         assert batch.slot is not None
         assert batch.stream is not None
         buffer = buffer_of(batch.slot)
-        if batch.items[0] == 1:
+        if batch.items == [0]:
+            with other.capture() as captured:
+                other.fill(buffer, 10)
+            graphs.append(captured)
+        elif batch.items == [1]:
             latch.hold(other)
-            other.fill(buffer, 10)
-            if leaves:
+            graphs[0].launch(other) if graph else other.fill(buffer, 10)
+            if fails:
                 raise ZeroDivisionError
-            return [0]
-        batch.stream.fill(buffer, 2)
-        return [await batch.stream.download(buffer)]
+        else:
+            await batch.stream.fill(buffer, 2)
+            await first_is_over.wait()
+            return [await batch.stream.download(buffer)]
+        return [0]
 
     async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:
+        if graph:
+            await quickly(batcher.submit(0))
         with contextlib.suppress(ZeroDivisionError):
             await quickly(batcher.submit(1))
         await latch.held()
@@ -387,6 +452,7 @@ async def test_slot_of_a_batch_is_lent_again_after_its_operations(
         await turns()
         latch.release()
         await quickly(other.synchronize())
+        first_is_over.set()
         assert (await quickly(next_one)).tolist() == [2, 2, 2, 2]
 
 

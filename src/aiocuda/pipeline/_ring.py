@@ -10,6 +10,7 @@ import time
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from sys import getrefcount
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,7 +108,8 @@ class TripleBuffer(Owner):
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: dict[Slot, None] = {}  # in the order in which they were taken
         self._in_blocks: set[Slot] = set()  # of `slot`, which releases them
-        self._released: set[Slot] = set()  # busy, because the device still uses their memory
+        #: Busy, because the device still uses their memory. The value is ``is_ended`` of `_make_free`.
+        self._released: dict[Slot, bool] = {}
         self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
         self._watched: set[Slot] = set()  # an operation of it calls `_watch`
         #: Numbers and states of the first slots with failures that were handed on: the next `advance` raises them.
@@ -394,7 +396,7 @@ class TripleBuffer(Owner):
             The slot was released before, or belongs to another ring.
         """
         self._check_taken(slot)
-        self._released.add(slot)
+        self._released[slot] = slot._contents.progress is not None
         self._free_when_over(slot)
 
     def _check_taken(self, slot: Slot) -> None:
@@ -411,27 +413,33 @@ class TripleBuffer(Owner):
             return
         end = next(iter(slot._contents.in_use()), None)
         if end is None:
-            self._make_free(slot, is_ended=slot._contents.progress is not None)
+            self._make_free(slot, self._released[slot])
         elif end is called or not _call_when_over(end, functools.partial(self._free_when_over, slot)):
             self._give_up(slot)
 
     def _give_up(self, slot: Slot) -> None:
         """Make a released slot free, with other memory: nothing finds out when the device is done with its own."""
         slot._contents.memory.replace(self._stream)
-        self._make_free(slot, is_ended=slot._contents.progress is not None)
+        self._make_free(slot, self._released[slot])
 
     def _make_free(self, slot: Slot, is_ended: bool = True) -> None:
         """Make a slot free, or give it to a waiter. The device is done with its memory.
 
         If its item, or its batch, ``is_ended``, another object takes the place of this one, which tasks may still hold.
+        The work on its own streams is over; operations of other streams may use memory that the slot cannot replace.
         """
+        contents, memory = slot._contents, slot._contents.memory
+        if is_ended and slot not in self._released and [*map(getrefcount, memory.owners)] != memory.own:
+            if next(memory.in_use(fixed=True), None) is not None:
+                self._released[slot] = True
+                self._free_when_over(slot)
+                return
         self._taken.discard(slot)
-        self._released.discard(slot)
+        self._released.pop(slot, None)
         if slot in self._busy:
             del self._busy[slot]
             if not self._busy:
                 self._busy_seconds += self._now() - self._busy_since
-        contents = slot._contents
         contents.item = contents.progress = None  # the memory stays
         contents.states.clear()
         if is_ended:
@@ -460,8 +468,8 @@ class TripleBuffer(Owner):
             self.release(slot)
 
     def free_buffers(self) -> None:
-        """Release the memory of all free slots, except ``buffers``, which the ring has made."""
-        for slot in self._free:
+        """Release the memory of all slots that are not taken, except ``buffers``, which the ring has made."""
+        for slot in (*self._free, *self._released):
             slot.free_buffers()
 
     # -- the end of a ring with buffers --------------------------------------------------------------------------
@@ -566,8 +574,8 @@ class PipelineRing(TripleBuffer):
         return slot
 
     def forget_replays(self) -> None:
-        """Close the captured work of all slots, which are free. Stages that are replayed capture it again."""
-        for slot in self._free:
+        """Close the captured work of all slots, which have no items. Stages that are replayed capture it again."""
+        for slot in self._slots:
             slot._contents.memory.forget_replays()
 
     def replace(self, slot: Slot) -> None:

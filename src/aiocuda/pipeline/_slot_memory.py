@@ -14,7 +14,7 @@ from .._base._scope import Scope
 from ..completion import Operation
 from ..device import Device
 from ..errors import AiocudaError
-from ..lowlevel import StreamOperation, block_of, pinned_block_of, resources_of
+from ..lowlevel import Block, StreamOperation, block_of, pinned_block_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 
@@ -104,13 +104,15 @@ class SlotMemory:
             with contextlib.suppress(AiocudaError):
                 self.buffers = {name: stream.empty(old.shape, old.dtype) for name, old in self.buffers.items()}
 
-    def in_use(self) -> Iterator[StreamOperation[Any]]:
-        """Yield the unfinished operations that use the memory.
+    def in_use(self, *, fixed: bool = False) -> Iterator[StreamOperation[Any]]:
+        """Yield the unfinished operations that use the memory; with ``fixed``, only that which `renew` cannot let go.
 
         Exports to other libraries do not count: an array may live as long as the slot.
         """
-        pinned = filter(None, map(pinned_block_of, self.pinned.values()))
-        for block in (*map(block_of, self.buffers.values()), *pinned):
+        for key in (*((False, name) for name in self.buffers), *((True, name) for name in self.pinned)):
+            block = self._block(key)
+            if block is None or (fixed and not self._is_fixed(block)):
+                continue
             for operation in block.unfinished():
                 # The first use waits for the allocation, on the device.
                 if isinstance(operation, StreamOperation) and operation is not block.allocation_event:
@@ -172,7 +174,7 @@ class SlotMemory:
         if [*map(getrefcount, self.owners)] == self.own:
             return 0
         self._find_owners()
-        held = [key for key in self._held() if not self._is_fixed(key)]
+        held = [key for key in self._held() if not self._is_fixed(self._block(key))]
         if held:
             self.forget_replays()
             for key in held:
@@ -248,10 +250,12 @@ class SlotMemory:
                 self.own[at] = count  # captured work has dropped a reference
         return found
 
-    def _is_fixed(self, key: Key) -> bool:
-        """True if a graph of the program uses the block: it would go on using it when the slot has another one."""
+    def _block(self, key: Key) -> Block | None:
         is_pinned, name = key
-        block = pinned_block_of(self.pinned[name]) if is_pinned else block_of(self.buffers[name])
+        return pinned_block_of(self.pinned[name]) if is_pinned else block_of(self.buffers[name])
+
+    def _is_fixed(self, block: Block | None) -> bool:
+        """True if a graph of the program uses the block: it would go on using it when the slot has another one."""
         return block is not None and bool(block.graphs - {replay.graph for replay in self.replays.values()})
 
 

@@ -68,8 +68,8 @@ class Places:
 class Place:
     """Takes a place for the time of the block, with an item for its slot.
 
-    One is free, because no batch begins without a place. `outcomes` waits for the work on the stream; the end of the
-    block waits for it if an exception leaves the block before. This is no generator of `contextlib`, which sets
+    One is not taken, because no batch begins without a place. `outcomes` waits for the work on the stream; the end of
+    the block waits for it if an exception leaves the block before. This is no generator of `contextlib`, which sets
     ``__traceback__``: a frozen dataclass refuses that.
 
     Attributes
@@ -94,7 +94,8 @@ class Place:
     async def __aenter__(self) -> Self:
         places = self._places
         if places.streams:
-            slot = places.ring.take()
+            # None is free if operations of other streams use the memory of the slot, and a graph has its address.
+            slot = places.ring.take() if places.ring.free else await places.ring.reserve()
             slot.enter("uploading")
             memory = places.ring.begin(slot, self._item, None).memory
             if memory.pinned or memory.buffers:
