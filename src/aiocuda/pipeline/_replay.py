@@ -13,7 +13,7 @@ from ..lowlevel import StreamOperation
 from ..stream import Stream
 from ._launch import Launch
 from ._slot import Slot
-from ._slot_memory import Key
+from ._slot_memory import Asked
 from ._stage import Stage, operations_of
 
 __all__ = ["Replay", "Replayed"]
@@ -59,7 +59,7 @@ class Replay:
             Some of the work cannot be part of a graph, or nothing was captured.
         """
         self.loop = asyncio.get_running_loop()
-        self.asked: Sequence[Key] = ()
+        self.asked: Sequence[Asked] = ()
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():

@@ -22,7 +22,7 @@ from ..lowlevel import StreamOperation, block_of, queue_of, resources_of
 from ..memory import DeviceBuffer, PinnedBuffer
 from ..stream import Stream
 from ._failures import combine
-from ._slot_memory import Key, SlotMemory
+from ._slot_memory import SlotMemory
 
 if TYPE_CHECKING:
     from ._item import PipelineItem
@@ -282,16 +282,18 @@ class Slot(ProcessLocal):
         """
         contents = self._contents
         memory, progress = contents.memory, contents.progress
-        if progress is not None and isinstance(name, str):
-            memory.asked.setdefault((False, name), self._stage or len(progress.returned))
         request = memory.requests.get(name) if type(name) is str else None
         if request is not None and dtype is request[1] and not request[2]._block.freed:
             if shape is request[0] or (type(shape) is int and shape == request[0]):
+                if progress is not None and name not in memory.asked:
+                    memory.asked[name] = self._stage or len(progress.returned)
                 return request[2]  # the same request as for the item before
         if memory.scope is not None:
             return self._given(name, shape, dtype)
         buffers = memory.buffers
         found = buffers.get(checked_name(name))
+        if progress is not None:
+            memory.asked.setdefault(name, self._stage or len(progress.returned))
         if shape is None and found is None:
             shape, dtype = memory.lost(name) or (None, dtype)
         if shape is None:
@@ -303,7 +305,7 @@ class Slot(ProcessLocal):
             return found
         kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
-            self._check_asked((False, name), found, extents, kind)
+            self._check_asked(name, memory.asked.get(name), found, extents, kind)
             # The old buffer returns in stream order, after the last operation that uses it.
             device = self.stream.device
             # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
@@ -335,18 +337,19 @@ class Slot(ProcessLocal):
         return found
 
     def _check_asked(
-        self, key: Key, found: DeviceBuffer | PinnedBuffer | None, extents: tuple[int, ...], kind: np.dtype[Any]
-    ) -> None:
+        self, name: str, first: str | int | None, found: DeviceBuffer | PinnedBuffer | None, extents: tuple[int, ...],
+        kind: np.dtype[Any],
+    ) -> None:  # fmt: skip
         """Raise `InvalidArgumentError` if another stage has asked for the memory, for this item, with another shape."""
-        progress, asked = self._contents.progress, self._contents.memory.asked
-        if progress is None or found is None or found.freed:
+        progress = self._contents.progress
+        if progress is None or first is None or found is None or found.freed:
             return
-        first, second = asked[key], self._stage or len(progress.returned)
+        second = self._stage or len(progress.returned)
         if first != second:
             raise InvalidArgumentError(
-                f"stage {progress.asking_stage(second)!r} asks the slot for {key[1]!r} with shape {extents} and dtype "
+                f"stage {progress.asking_stage(second)!r} asks the slot for {name!r} with shape {extents} and dtype "
                 f"{kind}, and stage {progress.asking_stage(first)!r} has its data there for this item, with shape "
-                f"{found.shape} and dtype {found.dtype}: use the same, a view, or another name", name=key[1],
+                f"{found.shape} and dtype {found.dtype}: use the same, a view, or another name", name=name,
             )  # fmt: skip
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
@@ -358,7 +361,7 @@ class Slot(ProcessLocal):
         if progress is not None:
             memory.asked.setdefault((True, name), self._stage or len(progress.returned))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
-            self._check_asked((True, name), found, extents, kind)
+            self._check_asked(name, memory.asked.get((True, name)), found, extents, kind)
             found = memory.pinned[name] = self.stream.device.pinned(extents, kind)
             memory.note_block(self.stream.device)
         return found

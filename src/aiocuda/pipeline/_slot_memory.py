@@ -21,10 +21,13 @@ from ..stream import Stream
 if TYPE_CHECKING:
     from ._replay import Replay
 
-__all__ = ["Key", "SlotMemory"]
+__all__ = ["Asked", "SlotMemory"]
 
 #: A key of `SlotMemory.pinned` (True) or `SlotMemory.buffers` (False).
 Key: TypeAlias = tuple[bool, str]
+
+#: A key of `SlotMemory.asked`: the name of a buffer, or a key of a pinned array.
+Asked: TypeAlias = str | Key
 
 #: The reference count, in the form in which it is asked for here, of an object that only a list holds. It includes the
 #: references of the call; their number depends on Python's version.
@@ -68,7 +71,7 @@ class SlotMemory:
         self.buffers: dict[str, DeviceBuffer] = {}
         self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
         self.pinned: dict[str, PinnedBuffer] = {}
-        self.asked: dict[Key, str | int] = {}
+        self.asked: dict[Asked, str | int] = {}
         self.replays: dict[str, Replay] = {}
         self.owners: list[object] = []
         self.own: list[int] = []
