@@ -188,8 +188,8 @@ class SlotMemory:
     def of_graphs(self) -> tuple[list[PinnedBuffer], list[DeviceBuffer]]:
         """Return the memory that a graph of the program uses. The slot cannot let go of it."""
         return (
-            [array for name, array in self.pinned.items() if self._is_fixed((True, name))],
-            [buffer for name, buffer in self.buffers.items() if self._is_fixed((False, name))],
+            [array for name, array in self.pinned.items() if self._is_fixed(self._block((True, name)))],
+            [buffer for name, buffer in self.buffers.items() if self._is_fixed(self._block((False, name)))],
         )
 
     def _let_go(self, key: Key) -> None:
