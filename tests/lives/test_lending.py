@@ -30,6 +30,7 @@ from aiocuda import (
     TripleBuffer,
 )
 from aiocuda.data import DataLoader, to_device
+from aiocuda.pipeline._slot import memory_of
 from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import Upset
 from tests.helpers import PATIENCE, Latch, in_thread, quickly, turns, until
@@ -320,6 +321,30 @@ async def test_ring_with_a_released_slot_serves_the_next_loop() -> None:
             slot.stream = stream
             assert buffer_of(slot) is not kept[1]
             ring.release(slot)
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+@pytest.mark.asyncio
+async def test_slot_with_an_operation_of_a_stream_that_was_left_is_lent_again(device: Device, abandoned: bool) -> None:
+    ring = TripleBuffer(1)
+    with Latch(device) as latch:
+        with contextlib.suppress(ZeroDivisionError):
+            async with device.stream() as stream:
+                slot = await ring.acquire()
+                slot.stream = stream
+                latch.hold(stream)
+                operation = stream.fill(buffer_of(slot), 1)
+                await latch.held()
+                if abandoned:
+                    operation.abandon()
+                raise ZeroDivisionError
+        before = buffer_of(slot)
+        ring.release(slot)
+        assert ring.states != ("free",) or not memory_of(slot).buffers  # then the next item has other memory
+        latch.release()
+        await until(lambda: ring.states == ("free",))
+        await quickly(operation.settle())
+        assert not before.freed
 
 
 @pytest.mark.asyncio
