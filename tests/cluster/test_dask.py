@@ -300,6 +300,20 @@ async def test_workers_of_another_cluster_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.heavy
+async def test_a_worker_that_is_away_is_not_for_another_cluster(tmp_path: Path) -> None:
+    async with dask(1) as client, open_cluster("dask", replicas=1, client=client) as cluster:
+        handle = await cluster.spawn(Service, str(tmp_path))
+        before = await handle.call("process")
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: cluster.statistics().replicas[0].state == "restarting")
+        with pytest.raises(InvalidArgumentError, match=r"close that cluster first|has 0 running workers"):
+            async with open_cluster("dask", replicas=1, client=client):
+                pass
+        assert await quickly(handle.call("process")) != before
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
 async def test_of_clusters_that_are_opened_at_once_one_gets_the_worker(tmp_path: Path) -> None:
     async def opened(client: Any) -> str:
         async with open_cluster("dask", replicas=1, client=client) as cluster:

@@ -60,7 +60,8 @@ class Cluster(Owner):
         cls
             A class at the top of a module. It opens its own device: ``open_device()`` opens the GPU of the replica.
         *args
-            Arguments that can be pickled.
+            Arguments that can be pickled. Arrays among them must not change while the cluster is open: a replica that
+            is started again gets them again.
 
         Raises
         ------

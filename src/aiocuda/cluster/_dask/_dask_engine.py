@@ -7,7 +7,7 @@ import functools
 import ipaddress
 import itertools
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import distributed
 from distributed.protocol.pickle import dumps
@@ -51,11 +51,14 @@ class DaskEngine:
 
     dumps: Pickler = staticmethod(dumps)
 
+    #: The engines of this process that are open. A worker that is started again has no replica for a while.
+    opened: ClassVar[weakref.WeakSet[DaskEngine]] = weakref.WeakSet()
+
     def __init__(self, client: distributed.Client) -> None:
         _check_client(client)
         self._client = client
         self._listeners: list[LostListener] = []
-        self._places: list[_Place] = []  # of the replicas
+        self.places: list[_Place] = []  #: of the replicas
         self._others: list[_Place] = []  # of replicas of other clusters, when this one was opened
         self._last: dict[int, str] = {}  # the directory of the last worker of a replica
         self._replicas: dict[int, DaskReplica] = {}
@@ -63,19 +66,20 @@ class DaskEngine:
     async def start(self, replicas: int) -> None:
         """Choose a worker for each replica."""
         workers, self._others = await _checked_workers(self._client, replicas)
+        self.opened.add(self)  # without an await after the check
         for worker in workers:
-            self._places.append(_place(worker, self._places + self._others))
+            self.places.append(_place(worker, self.places + self._others))
 
     async def spawn(self, replica: int, epoch: int) -> None:
         """Wait for the worker of a replica, and make the actor there."""
-        info = ReplicaInfo(replica, len(self._places), epoch)
+        info = ReplicaInfo(replica, len(self.places), epoch)
         try:
             async with asyncio.timeout(START_SECONDS):
                 worker, process = await self._find(replica, epoch)
                 lost = functools.partial(self._report, replica, epoch)
                 spawned = self._replicas[replica] = DaskReplica(self._client, info, worker, process, lost)
                 self._last[replica] = worker.directory
-                await spawned.start(self._places[replica].gpu)
+                await spawned.start(self.places[replica].gpu)
         except InvalidArgumentError:  # the worker is that of another cluster: it is not killed
             self._replicas.pop(replica).disconnect()
             raise
@@ -93,9 +97,9 @@ class DaskEngine:
         spare_at = loop.time() + SPARE_SECONDS
         while True:
             workers = await workers_of(self._client)
-            found = [worker for worker in workers if worker.nanny == self._places[replica].nanny]
+            found = [worker for worker in workers if worker.nanny == self.places[replica].nanny]
             if not found and loop.time() >= spare_at:
-                used = {place.nanny for place in self._places}
+                used = {place.nanny for engine in self.opened for place in engine.places}
                 found = [worker for worker in workers if worker.nanny and worker.nanny not in used]
             for worker in found:
                 if worker.directory == self._last.get(replica):
@@ -107,8 +111,8 @@ class DaskEngine:
                 # `start` has asked at the first epoch. Another cluster may be opened while a worker is away.
                 if process is None or (epoch > 1 and await _place_of_replica(self._client, worker) is not None):
                     continue
-                others = self._places[:replica] + self._places[replica + 1 :]
-                self._places[replica] = _place(worker, others + self._others)
+                others = self.places[:replica] + self.places[replica + 1 :]
+                self.places[replica] = _place(worker, others + self._others)
                 return worker, process
             await asyncio.sleep(PAUSE)
 
@@ -141,6 +145,7 @@ class DaskEngine:
                 await spawned.kill()
                 self._replicas.pop(replica, None)  # not before: `close` of all kills it if this is cancelled
             return
+        self.opened.discard(self)
         replicas = list(self._replicas.values())
         self._replicas.clear()
         stuck = [each for each in replicas if each.is_stuck]
@@ -236,9 +241,11 @@ async def _free_workers(
     give_up_at = loop.time() + ANSWER_SECONDS
     while True:
         found = await asyncio.gather(*(start_task(_place_of_replica, client, worker) for worker in workers))
-        free = [worker for worker, place in zip(workers, found, strict=True) if place is None]
+        others = {place.nanny: place for place in found if place is not None}
+        others |= {place.nanny: place for engine in DaskEngine.opened for place in engine.places}
+        free = [worker for worker in workers if worker.nanny not in others]
         if len(free) >= replicas or loop.time() >= give_up_at:
-            return free, [place for place in found if place is not None]
+            return free, list(others.values())
         await asyncio.sleep(PAUSE)
 
 
