@@ -9,6 +9,7 @@ import math
 import operator
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -169,6 +170,22 @@ async def submitted_functions(device: Device) -> AsyncGenerator[None, None]:
             buffer = await stream.upload(ARRAY)
             await stream.submit(len, buffer.shape)
             buffer.free()
+            yield
+
+
+@row(1_200)
+async def failures(device: Device) -> AsyncGenerator[None, None]:
+    async with StreamPool(device, maximum=2) as pool:
+        while True:
+            async with device.stream() as stream:
+                stream.empty_like(ARRAY)
+                with contextlib.suppress(ZeroDivisionError):
+                    await stream.submit(lambda: 1 / 0)
+                with contextlib.suppress(ZeroDivisionError):
+                    await aiocuda.gather(stream.submit(lambda: 1 / 0), stream.synchronize())
+            async with pool.stream() as lease:
+                with contextlib.suppress(ZeroDivisionError):
+                    await lease.submit(lambda: 1 / 0)
             yield
 
 
@@ -510,3 +527,41 @@ def test_what_is_closed_leaves_nothing(name: str, driver: str) -> None:
 @pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
 def test_what_is_closed_many_times_leaves_nothing(name: str) -> None:
     check(name, "host", ROWS[name][1])
+
+
+#: What is made for each request. The others are made once in a program.
+OF_REQUESTS = [
+    *("streams", "streams_whose_memory_others_use", "groups", "barriers", "leases", "events", "graphs"),
+    *("submitted_functions", "failures", "unified_buffers", "buffers_of_other_libraries", "lent_streams", "nodes"),
+    *("rings", "runs", "pipelines", "requests", "users_of_a_graph", "users_of_a_buffer", "checked_streams", "tasks"),
+    *("streams_of_a_coordinator", "kernels", "parts_of_a_context"),
+]
+
+
+async def unreachable(name: str, driver: Any) -> Counter[str]:
+    """Return the objects of aiocuda that only the garbage collector frees, by their types."""
+    async with aiocuda.open_device(driver=driver) as device, contextlib.aclosing(ROWS[name][0](device)) as iterations:
+        for _ in range(5):
+            await anext(iterations)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(100):
+                await anext(iterations)
+            gc.collect()
+            types = [type(each) for each in gc.garbage]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+            gc.unfreeze()
+    return Counter(each.__qualname__ for each in types if each.__module__.startswith("aiocuda"))
+
+
+@pytest.mark.parametrize("driver", ["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", OF_REQUESTS)
+@pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
+def test_requests_leave_nothing_to_the_garbage_collector(name: str, driver: str) -> None:
+    assert asyncio.run(unreachable(name, driver)) == Counter()

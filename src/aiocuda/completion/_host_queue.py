@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ class HostQueue:
     __slots__ = ("_pumping", "_queue", "_reported_at", "_scheduled", "entries", "followers")
 
     def __init__(self, queue: StreamQueue) -> None:
-        self._queue = queue
+        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._reported_at = -math.inf  # the time of the last event "queue_full"
         self._pumping = False
         self._scheduled = False
@@ -64,7 +65,7 @@ class HostQueue:
         gate: Gate | None = None,
     ) -> None:
         """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
-        queue = self._queue
+        queue = self._queue()
         poison = queue.poison
         if poison is not None:
             if not poison.delivered:
@@ -98,7 +99,7 @@ class HostQueue:
 
     def _report_full(self) -> None:
         """Log that the stream takes no more operations for now; at most once in `REPORT_SECONDS`."""
-        queue, limit = self._queue, self._queue.device_state.limit
+        queue, limit = self._queue(), self._queue().device_state.limit
         now = queue.driver.now()
         if len(queue.pending) >= limit and now - self._reported_at > REPORT_SECONDS:
             self._reported_at = now
@@ -110,7 +111,7 @@ class HostQueue:
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
         self._pumping = True
-        queue = self._queue
+        queue = self._queue()
         entries = self.entries
         moved = False
         try:
@@ -152,14 +153,14 @@ class HostQueue:
 
     def _pump_followers(self) -> None:
         followers, self.followers = self.followers, {}
-        reactor = self._queue.reactor
+        reactor = self._queue().reactor
         if reactor.pumps is None:
             reactor.pumps = Pumps(reactor.loop)
         reactor.pumps.pump(followers)
 
     def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
         """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
-        queue, entries = self._queue, self.entries
+        queue, entries = self._queue(), self.entries
         try:
             if not gate.ready(operation):
                 return False
@@ -183,18 +184,19 @@ class HostQueue:
         """Submit more in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
-            self._queue.loop.call_soon(self._pump_again)
+            self._queue().loop.call_soon(self._pump_again)
 
     def _pump_again(self) -> None:
         self._scheduled = False
-        self.pump()
+        if self.entries:  # they hold the queue
+            self.pump()
 
     def skip_all(self, failure: Failure) -> None:
         """Skip all operations, because an earlier one has failed."""
         while self.entries:
             operation = self.entries.popleft()
             operation.forget_call()
-            self._queue.skip(operation, failure)
+            self._queue().skip(operation, failure)
 
     def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
         """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._core import ABANDONED, DONE, FAILED, INTERNAL
@@ -26,7 +28,7 @@ class Interruption:
     __slots__ = ("_queue",)
 
     def __init__(self, queue: StreamQueue) -> None:
-        self._queue = queue
+        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
 
     def end_submit(self, operation: StreamOperation[Any]) -> None:
         """Handle Ctrl-C during `Ring.submit`.
@@ -34,7 +36,7 @@ class Interruption:
         If the driver call has returned, the stream has accepted the operation, which only lacks its event. If not, the
         result of the call is unknown: the operation fails, and its memory is held until an event recorded from now on.
         """
-        queue = self._queue
+        queue = self._queue()
         if operation.submitted_at <= 0.0 and queue.pending and queue.pending[-1] is operation:
             operation.submitted_at = queue.driver.now()
             error = DriverError(
@@ -44,7 +46,7 @@ class Interruption:
 
     def end_recorded_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> None:
         """Handle an error of `BoundCall` as `submit` does: a refused call, a refused record, or Ctrl-C."""
-        queue = self._queue
+        queue = self._queue()
         if isinstance(error, RecordRefused):
             operation.submitted_at = queue.driver.now()
             error = error.error
@@ -58,13 +60,13 @@ class Interruption:
 
     def put_back(self, operation: StreamOperation[Any]) -> None:
         """Put the oldest entry of the host queue back if it was not in its place in the stream."""
-        queue = self._queue
+        queue = self._queue()
         if operation.submitted_at <= 0.0 and operation not in queue.pending:  # it may have finished in its own hook
             queue.on_host.appendleft(operation)
 
     def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> int:
         """End a pass of `Ring._resolve` that was interrupted in the turn of an operation: by a fault, or by Ctrl-C."""
-        queue = self._queue
+        queue = self._queue()
         if isinstance(error, DeviceFault):
             return queue.report_fault(operation, error)
         queue.reactor.resolved += self.finish(operation)
@@ -75,7 +77,7 @@ class Interruption:
 
         If the operation has left the queue, no later pass would finish it.
         """
-        queue = self._queue
+        queue = self._queue()
         if queue.pending and queue.pending[0] is operation:
             return False
         try:
@@ -86,7 +88,7 @@ class Interruption:
 
     def _finish_reported(self, operation: StreamOperation[Any]) -> bool:
         """Do the rest of `finish`."""
-        queue, extra, counts = self._queue, operation.extra, False
+        queue, extra, counts = self._queue(), operation.extra, False
         if operation.lease is not None:
             queue.return_lease(operation, operation.lease)
         operation.keep = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._listeners import Hooks, call_hooks, call_resolve_hooks
@@ -23,7 +24,7 @@ class Reports:
     __slots__ = ("_awaited", "_gathered", "_queue", "_reported")
 
     def __init__(self, queue: StreamQueue) -> None:
-        self._queue = queue
+        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._reported = 0  # the id of the last operation whose end the listeners have been notified of
         self._awaited: StreamOperation[Any] | None = None
         self._gathered: frozenset[StreamOperation[Any]] = frozenset()
@@ -44,7 +45,7 @@ class Reports:
         """Call `Ring.linger` for the last operation of a stream. The hooks see that all gathered ones are awaited."""
         self._gathered = frozenset(gathered)
         try:
-            self._queue.linger(last)
+            self._queue().linger(last)
         finally:
             self._gathered = frozenset()
 
@@ -54,9 +55,9 @@ class Reports:
 
     def followed(self, operation: StreamOperation[Any]) -> None:
         """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
-        listeners = self._queue.device_state.listeners
+        listeners = self._queue().device_state.listeners
         if listeners is not None and listeners.follow:
-            self._remove_failed(call_hooks(listeners.follow, self._queue, operation))
+            self._remove_failed(call_hooks(listeners.follow, self._queue(), operation))
 
     def submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
         """Notify the listeners that the stream has accepted the operation."""
@@ -72,7 +73,7 @@ class Reports:
 
         Return whether the operation now has an `Extra`: a hook may abandon it.
         """
-        device_state = self._queue.device_state
+        device_state = self._queue().device_state
         listeners = device_state.listeners if operation.id != self._reported else None
         if device_state.starts:
             start, end = device_state.starts.pop(operation.id, None), operation.lease
@@ -92,12 +93,12 @@ class Reports:
 
         ``awaited``: it had waiters, which have been woken.
         """
-        self._queue.device_state.starts.pop(operation.id, None)
+        self._queue().device_state.starts.pop(operation.id, None)
         self.gone(operation, awaited)
 
     def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
         """Notify the listeners of an operation that nothing watches any more."""
-        listeners = self._queue.device_state.listeners
+        listeners = self._queue().device_state.listeners
         if listeners is not None and listeners.resolve:
             before, self._awaited = self._awaited, operation if awaited else None
             try:
@@ -123,9 +124,9 @@ class Reports:
         """Remove listeners with a hook that has raised, and report their errors. No operation fails."""
         interrupt: BaseException | None = None
         for listener, error in failed:
-            self._queue.device_state.remove_listener(listener)
+            self._queue().device_state.remove_listener(listener)
             try:
-                self._queue.reactor.report(
+                self._queue().reactor.report(
                     f"a hook of the listener {type(listener).__qualname__} failed, and the listener was removed", error
                 )
             except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first

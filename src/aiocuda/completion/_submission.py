@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ class SubmissionLimit:
     __slots__ = ("_estimates", "_queue", "most", "slow", "unfinished")
 
     def __init__(self, queue: StreamQueue, most: int) -> None:
-        self._queue = queue
+        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self.most = most
         self.unfinished = 0
         self._estimates: dict[str, Estimate] = {}
@@ -55,7 +56,7 @@ class SubmissionLimit:
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
         """Return whether one more submission may go to the device."""
-        queue = self._queue
+        queue = self._queue()
         # On a shared stream nothing may wait on the host.
         return self.unfinished < self.most and (
             queue.obstacles & SHARED != 0 or queue.reactor.submission_pace.allows(queue)
@@ -78,8 +79,8 @@ class SubmissionLimit:
     def end(self) -> None:
         """Count a submission as finished by the device, and call the functions that have waited for it."""
         self.unfinished -= 1
-        if self._queue.on_host:
-            self._queue.host_queue.pump()
+        if self._queue().on_host:
+            self._queue().host_queue.pump()
 
 
 class Submission:

@@ -58,7 +58,7 @@ class StreamBarrier(ProcessLocal):
         self._parties = parties
         self._round = _Round()
         self._broken = False
-        self._watch = DeviceWatch(self._check_devices)
+        self._watch = DeviceWatch()
 
     @property
     def parties(self) -> int:
@@ -136,7 +136,7 @@ class StreamBarrier(ProcessLocal):
             self._round = _Round()
             self._release(current)
         else:
-            self._watch.start()
+            self._watch.start(self._check_devices)
         missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
         try:  # with a timeout, the wait ends even if no party arrives
             with waiting(missing, arrival, None if limit is None else lambda stuck: True):

@@ -34,13 +34,12 @@ class DeviceWatch:
     """A timer that runs only while tasks wait.
 
     It calls ``check()``, which fails the waiting tasks if their device has ended, until that returns False: no task
-    waits any more.
+    waits any more. Only the timer holds ``check``, so that its owner is in no reference cycle.
     """
 
-    __slots__ = ("_check", "_loop")
+    __slots__ = ("_loop",)
 
-    def __init__(self, check: Callable[[], bool]) -> None:
-        self._check = check
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -48,14 +47,14 @@ class DeviceWatch:
         """True while another check is scheduled."""
         return self._loop is not None
 
-    def start(self) -> None:
+    def start(self, check: Callable[[], bool]) -> None:
         """Start the timer on the running loop, unless it runs there."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # an earlier loop that was closed while tasks waited has dropped its timer
             self._loop = loop
-            loop.call_later(WATCH_SECONDS, self._tick)
+            loop.call_later(WATCH_SECONDS, self._tick, check)
 
-    def _tick(self) -> None:
+    def _tick(self, check: Callable[[], bool]) -> None:
         self._loop = None
-        if self._check():
-            self.start()
+        if check():
+            self.start(check)

@@ -70,7 +70,7 @@ class EventPool(ProcessLocal):
         self._lent = {False: 0, True: 0}  # by timing
         self._peak = self._acquired = self._waited = 0
         self._waiting: dict[bool, Waiters[_Turn]] = {False: Waiters(), True: Waiters()}  # by timing
-        self._watch = DeviceWatch(self._check_waiters)
+        self._watch = DeviceWatch()
 
     def acquire_nowait(self, timing: bool = False) -> Event:
         """Return an event that is not recorded yet. Raise `QueueFullError` if all, or all of the kind, are lent."""
@@ -104,7 +104,7 @@ class EventPool(ProcessLocal):
         waiting = self._waiting[timing]
         arrival: int | None = None
         while not self._has_room(timing) or (arrival is None and waiting):
-            self._watch.start()
+            self._watch.start(self._check_waiters)
             if arrival is None:
                 self._waited += 1
                 arrival = self._waited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
@@ -78,19 +79,21 @@ class LeasedStream(StreamView):
         if self._holder is not None:
             place.remove_holder(self._holder)
             self._holder = None
-        self._refuse_with(self._stale)
+        self._refuse_with(_stale)
         self._on_release(place, workload, self._began)
 
     def _check(self) -> None:
         if self._returned:
             raise self._stale()
 
-    def _refuse_with(self, error: Callable[[], AiocudaError]) -> None:
+    def _refuse_with(self, error: Callable[[int, str], AiocudaError]) -> None:
         """Make every method raise this error from now on, and every other use of the stream's queue.
 
         This costs nothing while the lease lasts.
         """
-        self._hook = self._queue = _Refused(error)  # type: ignore[assignment]
+        # The error does not refer to the lease: that would be a reference cycle.
+        refused = _Refused(functools.partial(error, self.generation, self._stream_name))
+        self._hook = self._queue = refused  # type: ignore[assignment]
 
     def hold(self) -> None:
         """Record that a block of the current task holds the lease, for deadlock detection."""
@@ -102,10 +105,7 @@ class LeasedStream(StreamView):
             self._place.add_holder(self._holder)
 
     def _stale(self) -> StaleHandleError:
-        return StaleHandleError(
-            f"lease {self.generation} of {self._stream_name} has ended: the stream may be leased to another "
-            "task; request a new lease by pool.stream()"
-        )
+        return _stale(self.generation, self._stream_name)
 
     async def aclose(self) -> None:
         """Refuse new operations with `ClosedError`, wait for the stream's work, then end the lease.
@@ -116,17 +116,12 @@ class LeasedStream(StreamView):
         queue = self._place.queue
         queue.check_loop()
         self._closing = True
-        self._refuse_with(self._closing_error)
+        self._refuse_with(_closing)
         try:
             await resources_of(self.device).streams.settle(queue)
         finally:
             if not self._returned:
                 self.release()
-
-    def _closing_error(self) -> ClosedError:
-        return ClosedError(
-            f"lease {self.generation} of {self._stream_name} is being closed: request a new lease by pool.stream()"
-        )
 
     async def __aenter__(self) -> Self:
         self.hold()
@@ -182,6 +177,17 @@ class PendingLease:
             cure = ": use `async with pool.stream() as stream`, or `stream = await pool.stream()`"
             message = f"pool.stream() returns an object that is no stream yet and has no {name!r}"
             raise AttributeError(message + cure * hasattr(LeasedStream, name), name=name, obj=self)
+
+
+def _stale(generation: int, stream: str) -> StaleHandleError:
+    return StaleHandleError(
+        f"lease {generation} of {stream} has ended: the stream may be leased to another task; request a new lease by "
+        "pool.stream()"
+    )
+
+
+def _closing(generation: int, stream: str) -> ClosedError:
+    return ClosedError(f"lease {generation} of {stream} is being closed: request a new lease by pool.stream()")
 
 
 class _Refused:

@@ -114,7 +114,7 @@ class StreamPool(Owner):
         self._scope.must_end(use, self._made_at, lambda: all(place.stream.closed for place in places))
         self._requests = RequestQueue()
         self._record = WorkloadRecord()
-        self._watch = DeviceWatch(self._check_waiters)
+        self._watch = DeviceWatch()
         self._numbers = itertools.count()
         self._generations = itertools.count(1)
         self._shrink_scheduled = False
@@ -188,7 +188,7 @@ class StreamPool(Owner):
 
     async def _wait(self, request: Request) -> Place:
         self._waited += 1
-        self._watch.start()
+        self._watch.start(self._check_waiters)
         future = self._requests.add(request)
         self._reserve()
         try:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 from ..._base._types import SourceLine
 from ..._base._wakeups import Waiters
@@ -113,16 +113,13 @@ class CapturedOperation(RecordedOperation[T_co]):
 class RecordingHook:
     """The hook of a captured stream: each method records a node, or raises an error with the reason and the cure."""
 
+    #: Methods that do more than to add their node, by the method that records them.
+    _RECORDED: ClassVar = {"download": "_download", "wait": "_wait", "synchronize": "_synchronize"}
+
     def __init__(self, recorder: Recorder, stream: Stream) -> None:
         self._recorder = recorder
         self._stream = stream
         self._resources = recorder.resources
-        #: Methods that do more than to add their node.
-        self._recorded: dict[str, Callable[..., Operation[Any]]] = {
-            "download": self._download,
-            "wait": self._wait,
-            "synchronize": self._synchronize,
-        }
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Record the method's work."""
@@ -134,9 +131,9 @@ class RecordingHook:
         if method == "end":
             return cast("T", self._recorder.head(self._stream, "wait"))
         self._recorder.check(self._stream)
-        record = self._recorded.get(method)
-        if record is not None:
-            return cast("T", record(*args))
+        name = self._RECORDED.get(method)
+        if name is not None:
+            return cast("T", getattr(self, name)(*args))
         return cast("T", self._recorder.add(self._stream, NODES[method](self._resources, *args)))
 
     def _refuse(self, work: str, cure: str) -> NoReturn:
