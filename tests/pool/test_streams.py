@@ -489,9 +489,11 @@ async def test_pool_of_another_loop(device: Device, pool: StreamPool) -> None:
 async def test_loop_that_ends_with_leases_and_waiters() -> None:
     """P11: its streams have no loop, and are destroyed when the device has finished with them."""
     device = await aiocuda.open_device(driver="host")
+    pools: list[StreamPool] = []
 
     async def elsewhere() -> None:
         pool = StreamPool(device, 1, 1)
+        pools.append(pool)  # one that is collected earlier would warn
         lease = await pool.any_ready()
         lease.synchronize()
         asyncio.get_running_loop().create_task(take(pool, exclusive=True))
