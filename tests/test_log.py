@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from aiocuda._base._collections import COLLECTIONS
 from aiocuda._base._log import is_heard, log
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
+from aiocuda.serving import MicroBatcher
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.helpers import SPIN, TRAP, FewQueues, Latch, open_peer, quickly, until
 from tests.project.tree import SOURCE
@@ -362,6 +363,53 @@ async def test_a_callback_that_blocks_the_loop_is_named(records: Records) -> Non
     assert "request_id" not in blocked
     assert blocked["seconds"] > 0.05
     assert __file__ in blocked["callback"]
+    await until(lambda: all(thread.name != "aiocuda-loop-watch" for thread in threading.enumerate()))
+
+
+@contextlib.asynccontextmanager
+async def waiting_request(device: aiocuda.Device, kind: str) -> AsyncIterator[None]:
+    """Something waits in a block, and the device is idle."""
+    hold = asyncio.Event()
+
+    async def infer(batch: Any) -> Any:
+        await hold.wait()
+        return batch.items
+
+    async def stage(slot: Any) -> None:
+        await hold.wait()
+
+    waiting: Any
+    async with (
+        MicroBatcher(infer, max_batch_size=1, device=device) as batcher,
+        aiocuda.Pipeline(device, [aiocuda.Stage("stage", stage)]) as pipeline,
+        aiocuda.AsyncCoordinator(device) as coordinator,
+    ):
+        if kind == "batcher":
+            waiting = asyncio.ensure_future(batcher.submit(1))
+        elif kind == "pipeline":
+            waiting = await pipeline.submit(1)
+        else:
+            event = aiocuda.EventPool(device).acquire_nowait()
+            waiting = coordinator.upload(np.ones(1), after=event)
+        await asyncio.sleep(0)
+        yield
+        hold.set()
+        if kind == "coordinator":
+            async with device.stream() as stream:
+                stream.record(event=event)
+        await quickly(waiting)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["batcher", "pipeline", "coordinator"])
+async def test_callback_that_blocks_the_loop_while_requests_wait_is_named(records: Records, kind: str) -> None:
+    """The event was silent, because the device had no work: the loop was blocked before it could give it any."""
+    async with aiocuda.open_device(driver="host") as device, waiting_request(device, kind):
+
+        async def handler() -> None:
+            await reported(records, lambda: block_the_loop(0.3), callback="handler", line="block_the_loop (")
+
+        await asyncio.create_task(handler())
     await until(lambda: all(thread.name != "aiocuda-loop-watch" for thread in threading.enumerate()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import math
 import os.path
@@ -11,12 +12,14 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, Protocol
 
 from . import _collections
 from ._collections import COLLECTIONS
 from ._log import is_heard, log
+from ._wakeups import WATCHDOG_SECONDS
 
 __all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "running_callback", "sample_at"]
 
@@ -46,7 +49,8 @@ class LoopWatch:
 
     The reactor says when it expects its next timer. If the timer does not come, a thread, shared by all loops, samples
     the stack of the loop's thread. When the timer comes at last, the loop itself logs the event. So an iteration is
-    found while the device has unfinished work, and if a handler for warnings exists.
+    found while the device has unfinished work, and if a handler for warnings exists. While requests wait, the watch has
+    timers of its own: the device may be idle because the loop is blocked.
     """
 
     def __init__(self) -> None:
@@ -54,6 +58,8 @@ class LoopWatch:
         self._expected = 0.0
         self._reported = 0.0  # the time of the last report
         self._sample: tuple[str, str] | None = None
+        self._waits: set[weakref.WeakMethod[Callable[[], bool]]] = set()
+        self._has_timer = False  # of its own
         self._idle = False  # the loop waited for events when it was sampled: another process had the processor
 
     @classmethod
@@ -88,9 +94,34 @@ class LoopWatch:
             log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line)
 
     def rest(self) -> None:
-        """Expect no timer any more."""
-        self._expected = 0.0
-        _sampler.forget(self)
+        """Expect no timer of a reactor any more."""
+        if not self._has_timer:
+            self._expected = 0.0
+            _sampler.forget(self)
+
+    def watch_while(self, waits: Callable[[], bool]) -> None:
+        """Watch the loop also while this method returns True: requests wait. It is called until it returns False."""
+        self._waits.add(weakref.WeakMethod(waits))
+        if not self._has_timer:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._has_timer = True
+        # In an empty context: what is logged concerns no single task.
+        asyncio.get_running_loop().call_later(WATCHDOG_SECONDS, self._on_timer, context=contextvars.Context())
+        self.expect(WATCHDOG_SECONDS)
+
+    def _on_timer(self) -> None:
+        self._has_timer = False
+        self.arrived()
+        for known in tuple(self._waits):
+            waits = known()
+            if waits is None or not waits():
+                self._waits.discard(known)
+        if self._waits:
+            self._set_timer()
+        else:
+            self.rest()
 
     def sample(self) -> None:
         """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""

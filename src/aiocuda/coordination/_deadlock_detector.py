@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._base._deadlock import Wait, deadlock, find_stuck, waiting
 from .._base._log import log
+from .._base._loop_watch import LoopWatch
 from ..errors import DeadlockError
 from ._scheduled_node import OPEN, SUBMITTED, ScheduledNode
 
@@ -53,8 +55,8 @@ class DeadlockDetector:
         How many deadlocks it has found.
     """
 
-    __slots__ = ("_counts", "_late", "_logged", "_period", "_scheduler", "_still_since", "_timeout", "_timer", "_told",
-                 "found")  # fmt: skip
+    __slots__ = ("__weakref__", "_counts", "_late", "_logged", "_period", "_scheduler", "_still_since", "_timeout",
+                 "_timer", "_told", "found")  # fmt: skip
 
     def __init__(self, scheduler: Scheduler, timeout: float | None = None) -> None:
         self._scheduler = scheduler
@@ -71,9 +73,15 @@ class DeadlockDetector:
 
     def start(self) -> None:
         """Check the coordinator periodically as long as nodes wait."""
-        if self._timer is None and not self._scheduler.closed:
+        scheduler = self._scheduler
+        if self._timer is None and not scheduler.closed:
             self._restart()
             self._arm()
+            if scheduler.resources.driver.now is time.monotonic:
+                LoopWatch.of(scheduler.loop).watch_while(self._is_on)
+
+    def _is_on(self) -> bool:
+        return self._timer is not None and not self._scheduler.loop.is_closed()
 
     def stop(self) -> None:
         """Stop: no node waits, or the coordinator has been closed."""

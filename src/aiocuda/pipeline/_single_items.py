@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._base._deadlock import HOLDER
 from .._base._failure import Failure
+from .._base._loop_watch import LoopWatch
 from .._base._shutdown import finish_shielded
 from .._base._tasks import start_task
 from .._base._types import SourceLine
@@ -40,14 +42,27 @@ class SingleItems:
         The items that have not ended, and the calls that wait for a slot.
     """
 
-    __slots__ = ("_at_once", "_calls", "_ended", "_has_failed", "_index", "_items", "_resources", "_skipped",
-                 "_tasks", "unfinished")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "_at_once",
+        "_calls",
+        "_ended",
+        "_has_failed",
+        "_index",
+        "_is_watched",
+        "_items",
+        "_resources",
+        "_skipped",
+        "_tasks",
+        "unfinished",
+    )  # fmt: skip
 
     def __init__(self, resources: PipelineResources) -> None:
         self._resources = resources
         self.unfinished = 0
         self._index = 0  # of the next item
         self._items: set[PipelineItem] = set()  # that hold a slot
+        self._is_watched = False  # the loop is, because items are unfinished
         self._tasks: set[asyncio.Task[None]] = set()  # of tickets
         self._at_once = 0  # items that `submit` has begun in this turn of the loop
         self._has_failed = False  # has an item failed by itself, since there was no unfinished item?
@@ -178,6 +193,9 @@ class SingleItems:
         """Wait for a slot, and put an item into it. The streams are open until `_finish`."""
         resources = self._resources
         self.unfinished += 1
+        if not self._is_watched and resources.device.driver.now is time.monotonic:
+            self._is_watched = True
+            LoopWatch.of(asyncio.get_running_loop()).watch_while(self._has_items)
         try:
             await resources.__aenter__()
             try:
@@ -222,6 +240,10 @@ class SingleItems:
             self._has_failed = self._has_failed or not isinstance(error, (SkippedError, asyncio.CancelledError))
             report_unraised(error, (item.failure,), resources.device)
             raise
+
+    def _has_items(self) -> bool:
+        self._is_watched = self.unfinished > 0
+        return self._is_watched
 
     # -- the end -------------------------------------------------------------------------------------------------
 

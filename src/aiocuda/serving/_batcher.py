@@ -7,6 +7,7 @@ import contextvars
 import functools
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,6 +16,7 @@ from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
 from .._base._label import LABEL
 from .._base._log import log
+from .._base._loop_watch import LoopWatch
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
@@ -138,6 +140,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._fault_watch: FaultWatch | None = None
         self._delivery: Delivery | None = None
         self._deadlines: Deadlines | None = None
+        self._loop_watch: LoopWatch | None = None
+        self._is_watched = False  # the loop is, because requests wait
         self._timer: asyncio.Handle | None = None  # for the earliest request
         #: Returns the seconds that running batches have to end.
         self._drain_time: Callable[[], float] = (
@@ -234,6 +238,9 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             assert self._deadlines is not None  # the batcher was entered
             self._deadlines.add(request, now + deadline)
         queue.add(request)
+        if not self._is_watched and self._loop_watch is not None:
+            self._is_watched = True
+            self._loop_watch.watch_while(self._has_requests)
         if len(self._running) < options.max_concurrent_batches:
             if queue.weight >= options.max_batch_size:
                 self._begin_due()
@@ -251,6 +258,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
                 return True  # it is about to get it
             running = [*self._running]
         return not all(batch.holder is not None and batch.holder.is_stuck(stuck) for batch in running)
+
+    def _has_requests(self) -> bool:
+        self._is_watched = bool(self._queue.weight or self._running)
+        return self._is_watched
 
     def _check_accepts(self) -> asyncio.AbstractEventLoop:
         """Return the batcher's loop, or raise an error if it accepts no request here and now."""
@@ -504,6 +515,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             use = "`async with MicroBatcher(function, ...) as batcher`"
             self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed)
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
+            if self.device.driver.now is time.monotonic:  # a simulated loop does not run in real time
+                self._loop_watch = LoopWatch.of(self._loop)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
         self._deadlines = Deadlines(self._loop, self._queue, self._meter, self._context)
