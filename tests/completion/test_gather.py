@@ -375,6 +375,9 @@ async def test_gather_of_tickets_raises_the_first_failure(device: Device) -> Non
         assert isinstance(gathering.exception(), ZeroDivisionError)
         with pytest.raises(ZeroDivisionError):
             gathering.result()
+        again = aiocuda.gather(*tickets)
+        assert again.done()
+        assert isinstance(again.exception(), ZeroDivisionError)
         first, failure, last = await quickly(aiocuda.gather(*tickets, return_exceptions=True))
         assert (first.shape, type(failure), last.shape) == ((4,), ZeroDivisionError, (4,))
 

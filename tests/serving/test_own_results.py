@@ -505,6 +505,21 @@ async def test_result_that_the_function_keeps_until_the_next_one_fails_its_batch
                 await quickly(batcher.submit(number))
 
 
+async def test_object_that_holds_device_memory_of_a_graph_fails_its_batch(device: Device) -> None:
+    """As a buffer, or as an array of another library."""
+    graphs = Graphs(Box)
+
+    async def infer(batch: Batch[int]) -> Any:
+        await graphs(batch)
+        buffer = graphs.graphs[batch.stream][2]
+        return [Box(Foreign(buffer[:1]) if item else buffer[:1]) for item in batch.items]
+
+    async with MicroBatcher(infer, max_batch_size=1, batch_wait_timeout_s=0, device=device) as batcher:
+        for item in (0, 1):
+            with pytest.raises(BatchError, match="put a copy into the object"):
+                await quickly(batcher.submit(item))
+
+
 async def test_search_of_a_large_result_ends(device: Device) -> None:
     """At most 10 000 objects are searched, and the loop goes on meanwhile."""
 

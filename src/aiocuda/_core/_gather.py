@@ -267,7 +267,10 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
         self._wrapped: list[tuple[Callable[[Any], object], Callable[[Any], object]]] = []  # callbacks, and their form
         context = copy_context()
         for thing in things:
-            thing.add_done_callback(self._note, context=context)
+            if thing.done():
+                self._note(thing)
+            else:
+                thing.add_done_callback(self._note, context=context)
 
     def _note(self, thing: Any) -> None:
         """Count one that has ended."""

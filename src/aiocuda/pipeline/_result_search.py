@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._base._types import ProcessLocal
+from ..errors import UnsupportedError
 from ._slot_ranges import SlotRanges
 
 __all__ = ["holder_of_array"]
@@ -60,13 +61,20 @@ async def holder_of_array(results: Sequence[Any], ranges: SlotRanges, plain: fro
                 searched += 1
                 if len(kept) % AT_ONCE == 0:
                     await asyncio.sleep(0)
-                if ranges.shares(value):
+                if _shares(value, ranges):
                     return result
                 if searched >= limit:
                     break
                 later += _referents(value)[:MOST_SEARCHED]
             found = later
     return None
+
+
+def _shares(value: Any, ranges: SlotRanges) -> bool:
+    try:
+        return ranges.shares(value)
+    except UnsupportedError:
+        return True  # an array of another library, which lies there
 
 
 def _referents(value: Any) -> Sequence[Any]:
