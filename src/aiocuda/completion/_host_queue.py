@@ -110,10 +110,10 @@ class HostQueue:
         """Submit the operations for which the stream has room."""
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
-        self._pumping = True
-        queue = self._queue()
+        queue = self._queue()  # first: a call may raise KeyboardInterrupt
         entries = self.entries
         moved = False
+        self._pumping = True
         try:
             asked = False
             least = len(entries) - MOST_PER_PUMP
@@ -152,8 +152,8 @@ class HostQueue:
             self._pump_followers()
 
     def _pump_followers(self) -> None:
-        followers, self.followers = self.followers, {}
         reactor = self._queue().reactor
+        followers, self.followers = self.followers, {}
         if reactor.pumps is None:
             reactor.pumps = Pumps(reactor.loop)
         reactor.pumps.pump(followers)
@@ -183,8 +183,9 @@ class HostQueue:
     def _pump_soon(self) -> None:
         """Submit more in the next turn of the loop."""
         if not self._scheduled:
+            loop = self._queue().loop
             self._scheduled = True
-            self._queue().loop.call_soon(self._pump_again)
+            loop.call_soon(self._pump_again)
 
     def _pump_again(self) -> None:
         self._scheduled = False
