@@ -72,7 +72,7 @@ def test_no_task_finds_the_bytes_of_another_one(seed: int, given: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tasks_that_wait_for_slots_get_them_without_advance(seed: int) -> None:
+def test_tasks_that_wait_for_slots_get_them_after_one_advance(seed: int) -> None:
     """Also where operations are abandoned or end before they are named, and where tasks are cancelled."""
     chance, found = random.Random(seed), list[tuple[Operation[Any], int]]()
 
@@ -81,6 +81,7 @@ def test_tasks_that_wait_for_slots_get_them_without_advance(seed: int) -> None:
             device.stream() as one, device.stream() as two,
             TripleBuffer(3, buffers={"x": (SIZE, np.uint32)}, device=device) as ring,
         ):  # fmt: skip
+            ring.advance()
 
             async def items(first: int) -> None:
                 for number in range(first, first + ITEMS):

@@ -422,6 +422,7 @@ async def test_waiter_gets_a_slot_whose_last_state_has_ended(stream: Stream, lat
 async def test_waiter_gets_a_slot_whatever_comes_first(stream: Stream, latch: Latch, named: str) -> None:
     """The operation is named before the wait, or after it, or when it has ended."""
     ring = TripleBuffer(1)
+    ring.advance()
     slot = await ring.acquire("first")
     latch.hold(stream)
     operation = stream.synchronize()
@@ -446,6 +447,7 @@ async def test_waiter_gets_a_slot_whatever_comes_first(stream: Stream, latch: La
 async def test_failure_of_a_slot_that_was_handed_on_is_raised_by_advance(stream: Stream) -> None:
     """Once."""
     ring = TripleBuffer(1)
+    ring.advance()
     for number in range(2):
         slot = await quickly(ring.acquire(number))
         slot.enter("uploading", until=stream.submit(operator.truediv, 1, 0))
@@ -461,6 +463,7 @@ async def test_failure_of_a_slot_that_was_handed_on_is_raised_by_advance(stream:
 async def test_waiter_gets_no_slot_that_is_in_use(device: aiocuda.Device, stream: Stream) -> None:
     """A slot of a block, one whose last state is another, and one without an operation."""
     ring = TripleBuffer(3)
+    ring.advance()
     async with ring.slot() as first:
         second, third = await ring.acquire(), await ring.acquire()
         first.enter("downloading", until=stream.synchronize())
@@ -473,8 +476,54 @@ async def test_waiter_gets_no_slot_that_is_in_use(device: aiocuda.Device, stream
     assert await quickly(waiting) is first
 
 
+@pytest.mark.parametrize("first_call", ["before", "running", "ended"])
+async def test_waiter_gets_a_slot_from_the_first_advance_on(stream: Stream, latch: Latch, first_call: str) -> None:
+    """Before it the program may still read the slot's memory. The operation runs, or has ended, at the call."""
+    ring = TripleBuffer(1)
+    slot = await ring.acquire("first")
+    latch.hold(stream)
+    operation = stream.synchronize()
+    slot.enter("downloading", until=operation)
+    if first_call == "before":
+        ring.advance()
+    waiting = asyncio.create_task(ring.acquire("second"))
+    await latch.held()
+    await turns()
+    if first_call == "running":
+        ring.advance()
+    latch.release()
+    await quickly(operation)
+    if first_call == "ended":
+        await turns()
+        assert (slot.item, waiting.done()) == ("first", False)
+        ring.advance()
+    assert await quickly(waiting) is slot
+    assert slot.item == "second"
+
+
+async def test_holders_that_release_their_slots_read_their_own_results(stream: Stream) -> None:
+    """A slot whose last state has ended stays with its holder while others wait, without `advance`."""
+    ring, results = TripleBuffer(1), []
+
+    async def holder(number: int) -> None:
+        slot = await ring.acquire(number)
+        slot.stream = stream
+        buffer, pinned = slot.buffer("x", 4, np.uint32), slot.pinned("x", 4, np.uint32)
+        stream.fill(buffer, number)
+        download = stream.download(buffer, out=pinned)
+        slot.enter("downloading", until=download)
+        await quickly(download)
+        await turns()
+        results.append((slot.item, pinned.tolist()))
+        ring.release(slot)
+
+    await quickly(asyncio.gather(*map(holder, range(4))))
+    assert results == [(number, [number] * 4) for number in range(4)]
+
+
 async def test_waiter_that_is_cancelled_as_its_slot_comes_passes_it_on(stream: Stream) -> None:
     ring = TripleBuffer(1)
+    ring.advance()
     slot = await ring.acquire()
     waiting = [asyncio.create_task(ring.acquire(number)) for number in range(2)]
     await asyncio.sleep(0)

@@ -114,6 +114,7 @@ class TripleBuffer(Owner):
         self._watched: set[Slot] = set()  # an operation of it calls `_watch`
         #: Numbers and states of the first slots with failures that were handed on: the next `advance` raises them.
         self._failed: list[tuple[int, list[tuple[SlotState, Ends]]]] = []
+        self._is_advanced = False  # `advance` has been called: a slot whose last state has ended may become free
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak_busy = 0
@@ -205,8 +206,9 @@ class TripleBuffer(Owner):
     async def acquire(self, item: Any = None) -> Slot:
         """Wait for a free slot, put the item into it, and return it; it is uploading.
 
-        While a task waits, a slot whose state ``"downloading"`` has ended becomes free without `advance`. If one of its
-        operations has failed, the next `advance` raises the failure.
+        If the program has never called `advance`, only `release` makes a slot free. After the first call, a slot whose
+        state ``"downloading"`` has ended becomes free without another one while a task waits. If one of its operations
+        has failed, the next `advance` raises the failure.
         """
         slot = await self.reserve()
         slot.enter("uploading")
@@ -238,6 +240,9 @@ class TripleBuffer(Owner):
         A slot with memory that other operations use stays busy until they are over, as after `release`. In an ``async
         with ring.slot()`` block, only the end of the block gives the slot back: it stays in its state.
 
+        The first call is for all slots of the ring, and for those that are taken later: see `acquire`. A program that
+        reads results after the last state has ended, and then calls `release`, does not call `advance`.
+
         Raises
         ------
         BaseException
@@ -245,6 +250,9 @@ class TripleBuffer(Owner):
             failed. A device fault counts once.
         """
         self._claim_loop()
+        if not self._is_advanced:
+            self._is_advanced = True
+            self._watch_all()
         found = [failure_of_states(states, number) for number, states in self._failed]
         self._failed.clear()
         failures = [failure for failure in found if failure is not None]
@@ -274,10 +282,8 @@ class TripleBuffer(Owner):
             return self._take()
         waiter: asyncio.Future[Slot] = loop.create_future()
         self._waiting[waiter] = None
-        if not self._watchers:
-            self._watchers.append(self._watch_soon)
-            for slot in [slot for slot in self._busy if slot._contents.progress is None]:
-                self._watch(slot)
+        if self._is_advanced:
+            self._watch_all()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -291,6 +297,13 @@ class TripleBuffer(Owner):
         finally:
             if not self._waiting:
                 self._watchers.clear()
+
+    def _watch_all(self) -> None:
+        """Watch the slots of a ring that has been advanced, while a task waits."""
+        if self._waiting and not self._watchers:
+            self._watchers.append(self._watch_soon)
+            for slot in [slot for slot in self._busy if slot._contents.progress is None]:
+                self._watch(slot)
 
     def _watch_soon(self, slot: Slot) -> None:
         """Watch a slot that has entered a state, after the lines of the program that come next."""
