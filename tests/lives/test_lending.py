@@ -195,6 +195,102 @@ async def test_slot_of_a_block_waits_for_nodes_and_abandoned_operations(
         await until(lambda: ring.states == ("free",))
 
 
+@pytest.mark.parametrize("memory", ["buffer", "pinned"])
+@pytest.mark.parametrize("leave", LEAVE)
+@pytest.mark.parametrize("kind", RINGS)
+@pytest.mark.asyncio
+async def test_slot_of_a_block_is_lent_again_after_nodes_that_were_not_submitted(
+    device: Device, stream: Stream, kind: str, leave: Leave, memory: str
+) -> None:
+    """They have no operation yet, and no state names them."""
+    gate, nodes = asyncio.Event(), list[Any]()
+    async with rings(kind, device) as ring, AsyncCoordinator(device) as coordinator:
+
+        async def first(begun: asyncio.Event) -> None:
+            async with ring.slot() as slot:
+                slot.stream = stream
+                opened = coordinator.host(gate.wait)
+                if memory == "buffer":
+                    await stream.fill(buffer_of(slot), 1)
+                    nodes.append(coordinator.download(buffer_of(slot), after=opened))
+                else:
+                    pinned = slot.pinned("x", SIZE, np.uint32)
+                    pinned[:] = 1
+                    nodes.append(coordinator.upload(pinned, after=opened))
+                await begin(begun)
+
+        async def second() -> None:
+            async with ring.slot() as slot:
+                slot.stream = stream
+                await stream.fill(buffer_of(slot), 2)
+                slot.pinned("x", SIZE, np.uint32)[:] = 2
+
+        await quickly(leave(first))
+        assert ring.busy == 1
+        next_one = asyncio.create_task(second())
+        await turns()
+        assert not next_one.done()
+        gate.set()
+        found = await quickly(nodes[0])
+        assert (found if memory == "buffer" else await quickly(stream.download(found))).tolist() == [1, 1, 1, 1]
+        await quickly(next_one)
+
+
+@pytest.mark.parametrize("end", ["skipped", "withdrawn", "dropped"])
+@pytest.mark.asyncio
+async def test_node_that_never_runs_frees_its_slot(device: Device, stream: Stream, end: str) -> None:
+    ring, gate = TripleBuffer(1), asyncio.Event()
+
+    async def fail() -> None:
+        await gate.wait()
+        raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        async with AsyncCoordinator(device) as coordinator:
+            async with ring.slot() as slot:
+                slot.stream = stream
+                node = (
+                    coordinator.operation("kernel", reads=[buffer_of(slot)])
+                    if end == "dropped"
+                    else coordinator.download(buffer_of(slot), after=coordinator.host(fail))
+                )
+            assert (ring.busy, node.done()) == (1, False)
+            del node
+            if end == "withdrawn":
+                raise ZeroDivisionError
+            gate.set()
+            await until(lambda: ring.states == ("free",))
+    await until(lambda: ring.states == ("free",))
+
+
+@pytest.mark.asyncio
+async def test_slot_with_a_node_of_another_loop_takes_other_memory(device: Device, stream: Stream) -> None:
+    ring, begun, released = TripleBuffer(1), threading.Event(), threading.Event()
+    slot = await ring.acquire()
+    slot.stream = stream
+    before = buffer_of(slot)
+    await quickly(stream.fill(before, 1))
+
+    async def elsewhere() -> Any:
+        async with AsyncCoordinator(device) as coordinator:
+
+            async def wait() -> None:
+                begun.set()
+                await asyncio.to_thread(released.wait, PATIENCE)
+
+            return await coordinator.download(before, after=coordinator.host(wait))
+
+    thread = asyncio.create_task(asyncio.to_thread(in_thread, elsewhere))
+    await asyncio.to_thread(begun.wait, PATIENCE)
+    ring.release(slot)
+    assert ring.upload_slot() is slot
+    slot.stream = stream
+    assert buffer_of(slot) is not before
+    await quickly(stream.fill(buffer_of(slot), 2))
+    released.set()
+    assert (await quickly(thread)).tolist() == [1, 1, 1, 1]
+
+
 @pytest.mark.asyncio
 async def test_slot_that_is_released_is_lent_again_after_its_operations(stream: Stream, latch: Latch) -> None:
     ring = TripleBuffer(1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..lowlevel import Queue
     from ..stream import Stream
 
-__all__ = ["Access", "DeclaredAccesses", "accesses_of", "accesses_of_launch", "enqueue_end"]
+__all__ = ["Access", "DeclaredAccesses", "Memory", "accesses_of", "accesses_of_launch", "enqueue_end"]
 
 #: The memory that holds the bytes: a block of device memory, or a host array.
 Memory: TypeAlias = "Block | npt.NDArray[Any]"

@@ -22,12 +22,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._base._arrays import address_of
 from ..errors import CycleError
 from ..lowlevel import Accesses, Block
-from ._accesses import Access
+from ._accesses import Access, Memory
+from ._node import Node
 from ._scheduled_node import RootFailure, ScheduledNode
 
-__all__ = ["DependencyGraph", "path_between"]
+__all__ = ["DependencyGraph", "path_between", "unfinished_nodes"]
 
 T = TypeVar("T")
 
@@ -43,6 +45,13 @@ class Record(Accesses[ScheduledNode[Any]]):
     #: The block's count of assignments when the record was last used. `DependencyGraph` sets it: a record is made for
     #: nearly every operation, and an ``__init__`` is a call.
     assigned: int
+
+    def of_range(self, start: int, stop: int) -> list[ScheduledNode[Any]]:
+        """Return the last writers of these bytes, and the readers since. Any thread."""
+        entries = [*self.writers]
+        for reader in list(self.readers):
+            entries += [(begin, last, reader) for begin, last in self.readers.get(reader, ())]
+        return [node for begin, last, node in entries if begin < stop and start < last]
 
 
 #: An access as the graph keeps it: record, memory (or a weak reference to it), start and end.
@@ -62,6 +71,7 @@ class DependencyGraph:
         self._undelivered: list[ScheduledNode[Any]] = []
         self._poisoned: weakref.WeakSet[Block] | None = None  # made by the first failure: an empty one takes 1 KB
         self._closed = False
+        _GRAPHS[self] = None
 
     def __len__(self) -> int:
         return len(self._records) + bool(self._host)
@@ -91,6 +101,16 @@ class DependencyGraph:
                 for other in record.readers_since(start, stop):
                     node.depend_on(other, False)
         self._note(node, accesses)
+
+    def unfinished_nodes(self, memory: Memory) -> list[ScheduledNode[Any]]:
+        """Return the unfinished nodes that access a block, or a host array. Any thread."""
+        if isinstance(memory, Block):
+            record, start = self._records.get(id(memory)), 0
+        else:
+            record, start = self._host, address_of(memory)
+        if not record:
+            return []
+        return [node for node in record.of_range(start, start + memory.nbytes) if not node.done()]
 
     def _note(self, node: ScheduledNode[Any], accesses: Sequence[Access]) -> None:
         """Record the accesses of a node, which end the poison of the bytes that it overwrites."""
@@ -204,6 +224,19 @@ class DependencyGraph:
         if path is not None:
             names = tuple(node.name for node in [dependent, *path])
             raise CycleError(f"these would wait for each other: {' → '.join(names)}; leave one edge out", path=names)
+
+
+#: The graphs of all coordinators of the process.
+_GRAPHS: weakref.WeakKeyDictionary[DependencyGraph, None] = weakref.WeakKeyDictionary()
+
+
+def unfinished_nodes(memory: Memory) -> list[Node[Any]]:
+    """Return the unfinished nodes of all coordinators that access a block, or a host array. Any thread.
+
+    A node that is not submitted yet has no operation, and so is not among those that use the block.
+    """
+    graphs = [graph for known in _GRAPHS.keyrefs() if (graph := known()) is not None]
+    return [node for graph in graphs for node in graph.unfinished_nodes(memory)]
 
 
 def _owner_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -399,9 +399,9 @@ class TripleBuffer(Owner):
     def release(self, slot: Slot) -> None:
         """Give the slot back. Nothing may enqueue work on its memory any more.
 
-        The slot is free when the operations that end its states, and those that use its memory, are over; until then it
-        is busy. The call does not wait. If the end of an operation cannot be known here, because it is of another event
-        loop or of a closed device, the slot takes other memory.
+        The slot is free when the operations and nodes that end its states, and those that use its memory, are over;
+        until then it is busy. A node counts from its registration. The call does not wait. If the end of an operation
+        cannot be known here, because it is of another event loop or of a closed device, the slot takes other memory.
 
         Raises
         ------

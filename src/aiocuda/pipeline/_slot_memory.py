@@ -12,6 +12,8 @@ import numpy as np
 
 from .._base._scope import Scope
 from ..completion import Operation
+from ..coordination import Node
+from ..coordination._dependencies import unfinished_nodes
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import Block, StreamOperation, block_of, pinned_block_of, resources_of
@@ -107,8 +109,10 @@ class SlotMemory:
             with contextlib.suppress(AiocudaError):
                 self.buffers = {name: stream.empty(old.shape, old.dtype) for name, old in self.buffers.items()}
 
-    def in_use(self, *, fixed: bool = False) -> Iterator[StreamOperation[Any]]:
-        """Yield the unfinished operations that use the memory; with ``fixed``, only that which `renew` cannot let go.
+    def in_use(self, *, fixed: bool = False) -> Iterator[StreamOperation[Any] | Node[Any]]:
+        """Yield the unfinished operations and nodes that use the memory.
+
+        With ``fixed``, only those of memory that `renew` cannot let go of.
 
         Exports to other libraries do not count: an array may live as long as the slot.
         """
@@ -120,6 +124,7 @@ class SlotMemory:
                 # The first use waits for the allocation, on the device.
                 if isinstance(operation, StreamOperation) and operation is not block.allocation_event:
                     yield operation
+            yield from unfinished_nodes(self.pinned[key[1]] if key[0] else block)
 
     def note_block(self, device: Device) -> None:
         """Note that there is another block, on this device."""
