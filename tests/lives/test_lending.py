@@ -174,6 +174,43 @@ async def test_pinned_memory_of_a_slot_is_lent_again_after_its_operations(
     assert (await quickly(stream.download(target))).tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("leave", [cancelled, timed_out, failed])
+@pytest.mark.parametrize("kind", RINGS)
+@pytest.mark.asyncio
+async def test_pinned_memory_that_a_thread_still_writes_is_not_lent_again(
+    device: Device, stream: Stream, kind: str, leave: Leave
+) -> None:
+    """The cancellation of a wait for `Device.offload` does not stop the function."""
+    begun, go = threading.Event(), threading.Event()
+    tasks, pinned = list[Any](), list[Any]()
+
+    def decode(array: Any) -> None:
+        begun.set()
+        go.wait(PATIENCE)
+        array[:] = 1
+
+    async with rings(kind, device) as ring:
+
+        async def first(leaving: asyncio.Event) -> None:
+            async with ring.slot() as slot:
+                slot.stream = stream
+                tasks.append(asyncio.create_task(device.offload(decode, slot.pinned("x", SIZE, np.uint32))))
+                await asyncio.to_thread(begun.wait, PATIENCE)
+                await begin(leaving)
+
+        await quickly(leave(first))
+        async with ring.slot() as slot:
+            slot.stream = stream
+            pinned.append(slot.pinned("x", SIZE, np.uint32))
+            pinned[0][:] = 2
+            go.set()
+            await quickly(tasks[0])
+            assert pinned[0].tolist() == [2] * SIZE
+        async with ring.slot() as slot:  # it is used again if no exception leaves the block
+            slot.stream = stream
+            assert slot.pinned("x", SIZE, np.uint32) is pinned[0]
+
+
 @pytest.mark.asyncio
 async def test_slot_of_a_block_waits_for_nodes_and_abandoned_operations(
     device: Device, stream: Stream, latch: Latch

@@ -108,6 +108,7 @@ class TripleBuffer(Owner):
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: dict[Slot, None] = {}  # in the order in which they were taken
         self._in_blocks: set[Slot] = set()  # of `slot`, which releases them
+        self._left: set[Slot] = set()  # whose blocks have been left by exceptions
         #: Busy, because the device still uses their memory. The value is ``is_ended`` of `_make_free`.
         self._released: dict[Slot, bool] = {}
         self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
@@ -426,12 +427,16 @@ class TripleBuffer(Owner):
             return
         end = next(iter(slot._contents.in_use()), None)
         if end is None:
+            if slot in self._left:
+                self._left.remove(slot)
+                slot._contents.memory.renew()
             self._make_free(slot, self._released[slot])
         elif end is called or not _call_when_over(end, functools.partial(self._free_when_over, slot)):
             self._give_up(slot)
 
     def _give_up(self, slot: Slot) -> None:
         """Make a released slot free, with other memory: nothing finds out when the device is done with its own."""
+        self._left.discard(slot)
         slot._contents.memory.replace(self._stream)
         self._make_free(slot, self._released[slot])
 
@@ -471,11 +476,19 @@ class TripleBuffer(Owner):
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
-        """Acquire a slot for the time of the block, and `release` it at the end, however the block is left."""
+        """Acquire a slot for the time of the block, and `release` it at the end, however the block is left.
+
+        If an exception or a cancellation leaves the block, a thread of `Device.offload` may still use the memory of the
+        slot. So the slot then takes other memory in place of pinned memory, and of buffers that the ring has not made,
+        if anything else refers to it. `release` alone does not do so: await such functions before it.
+        """
         slot = await self.acquire(item)
         self._in_blocks.add(slot)
         try:
             yield slot
+        except BaseException:
+            self._left.add(slot)
+            raise
         finally:
             self._in_blocks.discard(slot)
             self.release(slot)

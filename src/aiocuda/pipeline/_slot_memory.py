@@ -177,12 +177,12 @@ class SlotMemory:
     def renew(self) -> int:
         """Let go of the blocks that anything else refers to, and return their number.
 
-        They go back to their pools when nothing refers to them.
+        They go back to their pools when nothing refers to them. The buffers of a `TripleBuffer` stay.
         """
         if [*map(getrefcount, self.owners)] == self.own:
             return 0
         self._find_owners()
-        held = [key for key in self._held() if not self._is_fixed(self._block(key))]
+        held = [key for key in self._held() if (key[0] or self.scope is None) and not self._is_fixed(self._block(key))]
         if held:
             self.forget_replays()
             for key in held:
