@@ -456,6 +456,44 @@ async def test_ring_with_a_released_slot_serves_the_next_loop() -> None:
             ring.release(slot)
 
 
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.asyncio
+async def test_ring_whose_waiters_were_left_with_their_loop_serves_the_next_loop(runs: bool) -> None:
+    """The slot is released in the loop, and its operation still runs when the loop is closed; or released later."""
+    ring, kept = TripleBuffer(1), list[Any]()
+
+    async def borrow(device: Device, latch: Latch) -> None:
+        foreign = device.stream()
+        ring.advance()
+        slot = await ring.acquire()
+        slot.stream = foreign
+        kept.extend((foreign, slot, buffer_of(slot)))
+        kept.extend(asyncio.ensure_future(ring.acquire()) for _ in range(2))
+        await asyncio.sleep(0)
+        if runs:
+            latch.hold(foreign)
+            foreign.fill(buffer_of(slot), 1)
+            ring.release(slot)
+
+    def run(device: Device, latch: Latch) -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(borrow(device, latch))
+        loop.close()
+
+    async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+        with Latch(device) as latch:
+            await asyncio.to_thread(run, device, latch)
+            if not runs:
+                ring.release(kept[1])
+            slot = await quickly(ring.acquire())
+            slot.stream = stream
+            assert not runs or buffer_of(slot) is not kept[2]
+            slot.enter("downloading", until=stream.synchronize())
+            assert await quickly(ring.acquire()) is slot
+    for waiting in kept[3:]:
+        waiting._log_destroy_pending = False  # the loop was closed around the tasks
+
+
 @pytest.mark.parametrize("abandoned", [True, False])
 @pytest.mark.asyncio
 async def test_slot_with_an_operation_of_a_stream_that_was_left_is_lent_again(device: Device, abandoned: bool) -> None:

@@ -355,9 +355,11 @@ class TripleBuffer(Owner):
             raise wrong_loop(None, "this triple buffer", "make one in each loop")
         if self._loop is not loop:
             if self._loop is not None and self._loop.is_closed():  # it calls back for no slot
+                self._waiting.clear()
+                self._watchers.clear()
+                self._watched.clear()
                 for slot in tuple(self._released):
                     self._give_up(slot)
-                self._watched.clear()
             if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
@@ -372,7 +374,7 @@ class TripleBuffer(Owner):
         """Give the slot to the first waiter, so that no later caller overtakes it; without waiters, it is free."""
         while self._waiting:
             waiter, _ = self._waiting.popitem(last=False)
-            if not waiter.done():
+            if not waiter.done() and not waiter.get_loop().is_closed():
                 self._taken.add(slot)
                 waiter.set_result(slot)
                 return
