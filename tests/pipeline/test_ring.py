@@ -288,6 +288,18 @@ async def test_a_block_that_fails_frees_its_slot() -> None:
     assert ring.states == ("free",)
 
 
+async def test_slot_of_a_block_is_released_by_its_end_only() -> None:
+    """Else the end would release the slot of the next holder."""
+    ring = TripleBuffer(1)
+    async with ring.slot("first") as slot:
+        waiting = asyncio.create_task(ring.acquire("second"))
+        with pytest.raises(StaleHandleError, match="by the end of its `async with"):
+            ring.release(slot)
+        await turns()
+        assert (slot.item, waiting.done()) == ("first", False)
+    assert (await quickly(waiting)).item == "second"
+
+
 @pytest.mark.parametrize("depth", [0, -1, 1025, 10**9])
 async def test_a_depth_out_of_range_is_refused(depth: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"1 to 1024, and this is {depth}"):

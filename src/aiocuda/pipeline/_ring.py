@@ -409,9 +409,12 @@ class TripleBuffer(Owner):
         Raises
         ------
         StaleHandleError
-            The slot was released before, or belongs to another ring.
+            The slot was released before, or belongs to another ring; or the end of an ``async with ring.slot()`` block
+            releases it.
         """
         self._check_taken(slot)
+        if slot in self._in_blocks:
+            raise StaleHandleError(f"{slot!r} is released by the end of its `async with ring.slot()` block, not before")
         self._released[slot] = slot._contents.progress is not None
         self._free_when_over(slot)
 
