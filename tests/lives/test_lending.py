@@ -30,6 +30,8 @@ from aiocuda import (
     TripleBuffer,
 )
 from aiocuda.data import DataLoader, to_device
+from aiocuda.driver.host import HostDriver
+from aiocuda.errors import DeviceOutOfMemory
 from aiocuda.pipeline._slot import memory_of
 from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import Upset
@@ -374,6 +376,46 @@ def test_slot_whose_operation_faults_is_free() -> None:
 
     with contextlib.suppress(DeviceFault):
         in_virtual_time(main, upsets=[Upset("fault", 1)])
+
+
+@pytest.mark.asyncio
+async def test_slot_that_finds_no_other_memory_is_not_lent_with_its_own() -> None:
+    """While another loop still reads that. Its buffer exists again when there is memory."""
+    begun, released, nbytes = threading.Event(), threading.Event(), 1 << 19
+    buffers = {"x": (nbytes // 4, np.uint32)}
+    async with (
+        aiocuda.open_device(driver=HostDriver(memory=2 * nbytes)) as device,
+        device.stream() as stream,
+        TripleBuffer(1, buffers=buffers, device=device) as ring,
+    ):
+        slot = await ring.acquire()
+        before = slot.buffer("x")
+        await quickly(stream.fill(before, 1))
+        rest = stream.empty(nbytes // 2, np.uint8)
+
+        async def elsewhere() -> Any:
+            async with device.stream() as foreign:
+                with Latch(device) as latch:
+                    latch.hold(foreign)
+                    found = foreign.download(before)
+                    await latch.held()
+                    begun.set()
+                    await asyncio.to_thread(released.wait, PATIENCE)
+                return await found
+
+        thread = asyncio.create_task(asyncio.to_thread(in_thread, elsewhere))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        ring.release(slot)
+        assert ring.upload_slot() is slot
+        for _ in range(2):
+            with pytest.raises(DeviceOutOfMemory):
+                slot.buffer("x")
+        rest.free()
+        await quickly(stream.fill(slot.buffer("x"), 2))
+        assert slot.buffer("x") is slot.buffer("x") is not before
+        released.set()
+        assert set((await quickly(thread)).tolist()) == {1}
+        ring.release(slot)
 
 
 @pytest.mark.parametrize("kind", ["own", "given"])

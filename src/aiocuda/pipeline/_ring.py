@@ -143,7 +143,7 @@ class TripleBuffer(Owner):
         try:
             for slot in self._slots:
                 made = {name: stream.empty(shape, dtype) for name, (shape, dtype) in buffers.items()}
-                memory_of(slot).give(made, scope)
+                memory_of(slot).give(stream, made, scope)
         except BaseException:
             resources.streams.leave(queue_of(stream))
             raise
@@ -404,7 +404,8 @@ class TripleBuffer(Owner):
 
         The slot is free when the operations and nodes that end its states, and those that use its memory, are over;
         until then it is busy. A node counts from its registration. The call does not wait. If the end of an operation
-        cannot be known here, because it is of another event loop or of a closed device, the slot takes other memory.
+        cannot be known here, because it is of another event loop or of a closed device, the slot lets go of its memory,
+        and the next call of `Slot.buffer` allocates.
 
         Raises
         ------
@@ -440,9 +441,9 @@ class TripleBuffer(Owner):
             self._give_up(slot)
 
     def _give_up(self, slot: Slot) -> None:
-        """Make a released slot free, with other memory: nothing finds out when the device is done with its own."""
+        """Make a released slot free, without its memory: nothing finds out when the device is done with that."""
         self._left.discard(slot)
-        slot._contents.memory.replace(self._stream)
+        slot._contents.memory.replace()
         self._make_free(slot, self._released[slot])
 
     def _make_free(self, slot: Slot, is_ended: bool = True) -> None:

@@ -279,6 +279,8 @@ class Slot(ProcessLocal):
             that name, or the buffer has another shape or dtype.
         ClosedError
             The `TripleBuffer` with the buffers has been closed.
+        DeviceOutOfMemory
+            There is not enough memory for a new buffer.
         """
         contents = self._contents
         memory, progress = contents.memory, contents.progress
@@ -316,10 +318,11 @@ class Slot(ProcessLocal):
 
     def _given(self, name: str, shape: int | Sequence[int] | None, dtype: npt.DTypeLike) -> DeviceBuffer:
         """Return a buffer that the `TripleBuffer` has made."""
-        scope, buffers = self._contents.memory.scope, self._contents.memory.buffers
+        memory = self._contents.memory
+        scope, buffers = memory.scope, memory.buffers
         if scope is not None and scope.closed:
             raise scope.closed_error()
-        found = buffers.get(checked_name(name))
+        found = memory.given(checked_name(name))
         if found is None:
             raise InvalidArgumentError(
                 f"the triple buffer has no buffer {name!r}, only {_listed(buffers)}: add it to TripleBuffer(buffers=…)",

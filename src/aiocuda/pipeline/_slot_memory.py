@@ -66,8 +66,8 @@ class SlotMemory:
         That of the `TripleBuffer` which has made ``buffers`` and frees them; None if the slot makes them itself.
     """
 
-    __slots__ = ("_captured", "_device", "_keys", "_lost", "asked", "buffers", "own", "owners", "pinned", "replays",
-                 "requests", "scope")  # fmt: skip
+    __slots__ = ("_captured", "_device", "_keys", "_lost", "_stream", "asked", "buffers", "own", "owners", "pinned",
+                 "replays", "requests", "scope")  # fmt: skip
 
     def __init__(self) -> None:
         self.buffers: dict[str, DeviceBuffer] = {}
@@ -78,15 +78,29 @@ class SlotMemory:
         self.owners: list[object] = []
         self.own: list[int] = []
         self.scope: Scope | None = None
+        self._stream: Stream | None = None  # of the `TripleBuffer` that has made `buffers`
         self._device: Device | None = None
         self._keys: list[Key] = []  # of the owners
         self._captured: Counter[int] = Counter()  # the references of `replays` to an owner, by its id
         #: Shape and dtype of the buffers that the slot has let go of.
         self._lost: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
-    def give(self, buffers: dict[str, DeviceBuffer], scope: Scope) -> None:
-        """Take the buffers of a `TripleBuffer`, which frees them by `free_given`."""
-        self.buffers, self.scope = buffers, scope
+    def give(self, stream: Stream, buffers: dict[str, DeviceBuffer], scope: Scope) -> None:
+        """Take the buffers of a `TripleBuffer`, which it has allocated in its stream, and frees by `free_given`."""
+        self._stream, self.buffers, self.scope = stream, buffers, scope
+
+    def given(self, name: str) -> DeviceBuffer | None:
+        """Return a buffer of the `TripleBuffer`, allocated again if the slot has let go of it; None if there is none.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            The device has not enough memory for another buffer.
+        """
+        if name in self._lost and self._stream is not None:
+            self.buffers[name] = self._stream.empty(*self._lost[name])
+            del self._lost[name]
+        return self.buffers.get(name)
 
     def free_given(self, after: Iterable[Operation[Any]]) -> None:
         """Free the buffers of the `TripleBuffer`, on the device behind all their uses and these operations."""
@@ -99,15 +113,11 @@ class SlotMemory:
                         buffer.add_dependency(operation)
                 buffer.free()
 
-    def replace(self, stream: Stream | None) -> None:
-        """Take other memory: the present one goes back when the device is done with it.
-
-        Buffers of a `TripleBuffer` are allocated again in its stream. If that fails, they stay.
-        """
+    def replace(self) -> None:
+        """Let go of all memory, which goes back when the device is done with it. The next request allocates."""
+        for name in tuple(self.buffers):
+            self._let_go((False, name))
         self.free()
-        if stream is not None:
-            with contextlib.suppress(AiocudaError):
-                self.buffers = {name: stream.empty(old.shape, old.dtype) for name, old in self.buffers.items()}
 
     def in_use(self, *, fixed: bool = False) -> Iterator[StreamOperation[Any] | Node[Any]]:
         """Yield the unfinished operations and nodes that use the memory.
@@ -167,9 +177,9 @@ class SlotMemory:
         self.forget_replays()
         if self.scope is None:
             self.buffers.clear()
+            self._lost.clear()
         self.requests.clear()
         self.pinned.clear()
-        self._lost.clear()
         self._find_owners()
 
     # -- other references ----------------------------------------------------------------------------------------
