@@ -176,6 +176,41 @@ async def test_pinned_memory_of_a_slot_is_lent_again_after_its_operations(
     assert (await quickly(stream.download(target))).tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("leave", LEAVE)
+@pytest.mark.asyncio
+async def test_memory_of_the_program_is_used_again_after_the_operations_of_states(
+    device: Device, stream: Stream, other: Stream, latch: Latch, leave: Leave
+) -> None:
+    """The example of `TripleBuffer`: the buffers are not the ring's."""
+    ring, buffers = TripleBuffer(1), [stream.empty(SIZE, np.uint32)]
+
+    async def first(begun: asyncio.Event) -> None:
+        async with ring.slot(np.full(SIZE, 1, np.uint32)) as slot:
+            latch.hold(stream)
+            copied = stream.copy(buffers[slot.number], slot.item)
+            slot.enter("uploading", until=copied)
+            await begin(begun)
+            await copied
+
+    async def second() -> Any:
+        async with ring.slot(np.full(SIZE, 2, np.uint32)) as slot:
+            copied = other.copy(buffers[slot.number], slot.item)
+            slot.enter("uploading", until=copied)
+            await copied
+            return await other.download(buffers[slot.number])
+
+    running = asyncio.create_task(leave(first))
+    if leave is not left:
+        await quickly(running)
+    await latch.held()
+    next_one = asyncio.create_task(second())
+    await turns()
+    assert (ring.busy, next_one.done()) == (1, False)
+    latch.release()
+    await quickly(running)
+    assert (await quickly(next_one)).tolist() == [2] * SIZE
+
+
 @pytest.mark.parametrize("leave", [cancelled, timed_out, failed])
 @pytest.mark.parametrize("kind", RINGS)
 @pytest.mark.asyncio

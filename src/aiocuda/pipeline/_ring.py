@@ -52,9 +52,13 @@ class TripleBuffer(Owner):
 
         ring = TripleBuffer()
         async with ring.slot(item) as slot:
-            await upload.copy(buffers[slot.number], slot.item)
-            slot.enter("processing")
+            copied = upload.copy(buffers[slot.number], slot.item)
+            slot.enter("uploading", until=copied)
+            await copied
             ...
+
+    The ring does not know memory of the program, such as ``buffers`` here. So ``until`` names each operation that uses
+    it: if a cancellation leaves the block, the slot is free when they are over, and not before.
 
     With ``buffers``, each slot has device memory from the beginning. A program that does not wait for slots takes one
     by `upload_slot`, finds the others by `compute_slot` and `download_slot`, names the operation that ends a state by
