@@ -79,7 +79,7 @@ _FILLS = "fills the memory of the device"
 _FAULTS = "faults the device: CUDA of other processes waits meanwhile"
 _TIMES = "compares times of the device or of the host"
 _FREES = "expects that the device has executed all frees, which other processes delay"
-_STARTS = "starts 140 processes, each with a time limit"
+_STARTS = "starts 28 processes, each with a time limit"
 _CUDA = "tests/driver/test_conformance.py::TestCudaConformance"
 
 #: Files, functions and cases of tests that run alone on a GPU, too, and why. They get the mark `alone_on_a_gpu`, which
@@ -104,7 +104,7 @@ ALONE_ON_A_GPU: dict[str, str] = {
     "tests/driver/cuda/test_gpu.py::test_fault_is_latched_for_good": _FAULTS,
     "tests/faults/test_cuda_faults.py": _FAULTS,
     "tests/integrations/test_torch_torture.py::test_fault_in_a_kernel_of_torch_reaches_every_waiter": _FAULTS,
-    "tests/faults/test_exit.py::test_twenty_of_each_on_a_gpu": _STARTS,
+    "tests/faults/test_exit.py::test_some_of_each_on_a_gpu": _STARTS,
 }  # fmt: skip
 
 #: Files whose tests start processes that open the GPU. With 32 hardware queues each, an H200 has room for 12 to 19

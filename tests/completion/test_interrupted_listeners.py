@@ -90,5 +90,5 @@ async def test_interrupt_while_listeners_are_notified_of_a_fault() -> None:
                     watchdog_tick(device)
                     assert all(each.done() for each in operations), interrupt.where
                     check(interrupt, device, listeners, operations)
-                    for each in operations:
-                        each.exception()  # the device block does not raise what was read
+                    for operation in operations:
+                        operation.exception()  # the device block does not raise what was read

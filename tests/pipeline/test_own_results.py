@@ -6,6 +6,7 @@ import asyncio
 import collections
 import dataclasses
 import gc
+import importlib.util
 import types
 import weakref
 from collections.abc import Callable
@@ -178,9 +179,9 @@ class Box:
 
 
 def model(row: Any) -> Any:
-    pydantic = pytest.importorskip("pydantic")
+    import pydantic
 
-    class Model(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    class Model(pydantic.BaseModel):
         row: Any
 
     return Model(row=row)
@@ -188,7 +189,7 @@ def model(row: Any) -> Any:
 
 #: Objects that hold an array, and that aiocuda does not rebuild.
 HOLDERS: dict[str, Callable[[Any], Any]] = {
-    "pydantic": model,
+    **({"pydantic": model} if importlib.util.find_spec("pydantic") else {}),
     "plain class": Box,
     "namespace": lambda row: types.SimpleNamespace(row=row),
     "closure": lambda row: lambda: row,

@@ -29,6 +29,7 @@ MESSAGE = re.compile(r"`(\w+(?:Error|Warning|Fault|OutOfMemory))(?:: ([^`]+))?`"
 #: They need a GPU, a fork, or a machine without a GPU; by class and the first words of the text.
 ELSEWHERE = {
     "CompileError: kernel … does not compile for",
+    "DeviceOutOfMemory: … cuDevicePrimaryCtxRetain",
     "DriverNotAvailableError: CUDA is not available",
     "ForkedProcessError: … was opened before fork()",
     "HostDriverWarning: no GPU is used, work runs on the host driver",

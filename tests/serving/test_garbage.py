@@ -10,15 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from aiocuda import Device
 from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
 from aiocuda.serving.asgi import CancelOnDisconnect, cancel_on_disconnect, error_responses, health, ready
 from tests.helpers import quickly, turns
+
+pytest.importorskip("starlette")
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib.util
 import sys
 import threading
 import types
@@ -431,9 +432,9 @@ class Slotted:
 
 
 def model(row: Any) -> Any:
-    pydantic = pytest.importorskip("pydantic")
+    import pydantic
 
-    class Model(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    class Model(pydantic.BaseModel):
         row: Any
 
     return Model(row=row)
@@ -441,7 +442,7 @@ def model(row: Any) -> Any:
 
 #: Objects that hold a row, and that aiocuda does not rebuild.
 HOLDERS: dict[str, Callable[[Any], Any]] = {
-    "pydantic": model,
+    **({"pydantic": model} if importlib.util.find_spec("pydantic") else {}),
     "plain class": Box,
     "slots": Slotted,
     "namespace": lambda row: types.SimpleNamespace(row=row),

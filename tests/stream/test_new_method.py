@@ -81,7 +81,8 @@ TESTS = (
     "tests/observe/test_labels.py::test_every_method_of_a_stream_takes_a_label",
     "tests/coordination/test_group.py::test_any_verb_waits",
 )
-FILES = ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/helpers.py", "tests/stream/methods.py")
+FILES = ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/helpers.py", "tests/stream/methods.py",
+         "tests/task_factories.py")  # fmt: skip
 
 #: Tests that have a case for each method, or for each kind of operation.
 CASES = {

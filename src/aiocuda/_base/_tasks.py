@@ -47,7 +47,9 @@ def start_task(
         task = _start_without_factory(
             functools.partial(start_task, function, *args, context=context, group=group), error
         )
-    if task.get_coro() is not work:  # wrapped: if the task is cancelled before its first step, `work` never begins
+    # If the factory has wrapped it, and the task is cancelled before its first step, `work` never begins. `get_coro` of
+    # an eager task that has ended crashes Python 3.12.
+    if not task.done() and task.get_coro() is not work:
         task.add_done_callback(lambda _: work.close())
     if name is not None:
         task.set_name(name)
