@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import ClosedError, Device, Operation, Slot, TripleBuffer
+from aiocuda import AsyncCoordinator, ClosedError, Device, Operation, Slot, TripleBuffer
+from aiocuda.coordination import Node
+from tests.helpers import turns
 from tests.pipeline.virtual import in_virtual_time, kernel
 
 SIZE, TASKS, ITEMS = 16, 6, 12
@@ -19,7 +21,7 @@ SIZE, TASKS, ITEMS = 16, 6, 12
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_task_finds_the_bytes_of_another_one(seed: int, given: bool) -> None:
-    chance, read = random.Random(seed), 0
+    chance, read, nodes = random.Random(seed), 0, list[tuple[Node[Any], int]]()
 
     async def main(device: Device) -> None:
         streams = [device.stream() for _ in range(4)]
@@ -37,6 +39,9 @@ def test_no_task_finds_the_bytes_of_another_one(seed: int, given: bool) -> None:
                 await delay()
                 assert set((await found).tolist()) == {number}
                 read += 1
+                if chance.random() < 0.3:
+                    coordinator.compute(kernel(chance.random()), 1, 1, 0)
+                    nodes.append((coordinator.download(buffer), number))
                 leave(slot, stream.fill(buffer, 0))
 
         def leave(slot: Slot, operation: Operation[Any]) -> None:
@@ -62,13 +67,19 @@ def test_no_task_finds_the_bytes_of_another_one(seed: int, given: bool) -> None:
             for stream in streams:
                 await stack.enter_async_context(stream)
             ring = TripleBuffer(3, buffers=buffers, device=device) if given else TripleBuffer(3)
+            coordinator = await stack.enter_async_context(AsyncCoordinator(device, max_in_flight=1))
             async with ring:
                 await asyncio.gather(*(borrow(ring, ITEMS * task) for task in range(TASKS)))
+                await coordinator.drain()
             await device.drain()
+            await turns()
             assert set(ring.states) == {"free"}
 
     in_virtual_time(main, seed)
     assert read > 5
+    assert nodes
+    for node, number in nodes:
+        assert set(node.result().tolist()) <= {number, 0}
 
 
 @pytest.mark.parametrize("seed", range(20))
