@@ -533,10 +533,10 @@ async def test_ring_with_a_released_slot_serves_the_next_loop() -> None:
             ring.release(slot)
 
 
-@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("released", ["running", "stopped", "closed"])
 @pytest.mark.asyncio
-async def test_ring_whose_waiters_were_left_with_their_loop_serves_the_next_loop(runs: bool) -> None:
-    """The slot is released in the loop, and its operation still runs when the loop is closed; or released later."""
+async def test_ring_whose_waiters_were_left_with_their_loop_serves_the_next_loop(released: str) -> None:
+    """The slot is released in the loop, and its operation still runs at the end; or when the loop has ended."""
     ring, kept = TripleBuffer(1), list[Any]()
 
     async def borrow(device: Device, latch: Latch) -> None:
@@ -547,7 +547,7 @@ async def test_ring_whose_waiters_were_left_with_their_loop_serves_the_next_loop
         kept.extend((foreign, slot, buffer_of(slot)))
         kept.extend(asyncio.ensure_future(ring.acquire()) for _ in range(2))
         await asyncio.sleep(0)
-        if runs:
+        if released == "running":
             latch.hold(foreign)
             foreign.fill(buffer_of(slot), 1)
             ring.release(slot)
@@ -555,16 +555,18 @@ async def test_ring_whose_waiters_were_left_with_their_loop_serves_the_next_loop
     def run(device: Device, latch: Latch) -> None:
         loop = asyncio.new_event_loop()
         loop.run_until_complete(borrow(device, latch))
+        if released == "stopped":
+            ring.release(kept[1])  # a waiter gets it, and never runs
         loop.close()
 
     async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
         with Latch(device) as latch:
             await asyncio.to_thread(run, device, latch)
-            if not runs:
+            if released == "closed":
                 ring.release(kept[1])
             slot = await quickly(ring.acquire())
             slot.stream = stream
-            assert not runs or buffer_of(slot) is not kept[2]
+            assert released != "running" or buffer_of(slot) is not kept[2]
             slot.enter("downloading", until=stream.synchronize())
             assert await quickly(ring.acquire()) is slot
     for waiting in kept[3:]:

@@ -364,6 +364,9 @@ class TripleBuffer(Owner):
                 self._watched.clear()
                 for slot in tuple(self._released):
                     self._give_up(slot)
+                for slot in self._taken.difference(self._busy):  # of tasks that have not run since they got them
+                    self._taken.remove(slot)
+                    self._free.append(slot)
             if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
