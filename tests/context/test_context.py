@@ -315,6 +315,7 @@ async def test_exception_in_the_block_beside_a_call_ends_both() -> None:
     context = ManagedContext(driver="host")
     with pytest.raises(ZeroDivisionError):
         async with context:
+            context.device.drain_timeout = 0.05
             item = asyncio.create_task(context.pipeline([Stage("never", never)]).execute_iteration(1))
             await quickly(begun.wait())
             call = asyncio.create_task(context.aclose())

@@ -50,6 +50,7 @@ def streams(device: Device) -> int:
 
 
 async def test_twenty_handlers_that_time_out_at_the_end_of_their_block_leave_no_stream(device: Device) -> None:
+    device.drain_timeout = 0.05
     handlers = [Waiting(device) for _ in range(20)]
     items: list[asyncio.Task[int]] = []
 
@@ -130,6 +131,7 @@ async def test_cancelled_while_the_streams_are_closed(device: Device, waiting: W
 
 
 async def test_exception_in_the_block_beside_an_item(device: Device, waiting: Waiting) -> None:
+    device.drain_timeout = 0.05
     with pytest.raises(ZeroDivisionError):
         async with waiting.pipeline:
             item = await waiting.begin()
