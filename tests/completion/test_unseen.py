@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -170,6 +172,33 @@ async def test_failure_that_was_seen_is_not_raised_by_a_block(
     with Reports():
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
             await see(fails(stream))
+
+
+class Used:
+    """A local variable of the code that sees a failure."""
+
+
+@pytest.mark.parametrize("see", [_await, _result, _exception, _late_callback, _gather])
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_failure_that_was_seen_holds_nothing_of_the_program(
+    see: Callable[[Operation[Any]], Awaitable[None]], is_closed: bool
+) -> None:
+    async def request(stream: Stream) -> weakref.ref[Used]:
+        used = Used()
+        operation = fails(stream)
+        if is_closed:
+            await stream.aclose()
+        await see(operation)
+        with contextlib.suppress(OwnError):
+            operation.result()  # the frame of this call is in the traceback, with the local variables
+        return weakref.ref(used)
+
+    with Reports():
+        async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+            held = await request(device.stream() if is_closed else stream)
+            await quickly(stream.submit(lambda: 1))
+            gc.collect()
+            assert held() is None
 
 
 async def test_block_of_a_stream_that_skips_does_not_raise() -> None:

@@ -76,6 +76,7 @@ class StreamOperation(QueuedOperation[T_co]):
         if state == FAILED:
             assert self.failure is not None
             self.failure.poison.delivered = True
+            self.queue.forget_seen()
             return raisable(self.value)
         if state == ABANDONED:
             return ClosedError(f"{self!r} was abandoned: its result was dropped")

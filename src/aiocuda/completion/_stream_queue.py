@@ -545,6 +545,7 @@ class StreamQueue(Ring):
             return False
         if extra.failure is not None:
             operation.note_waiters(extra.failure.poison)
+            self.forget_seen()
             operation.status = FAILED
             self.reactor.failed += operation.kind is not INTERNAL
             operation.wake_waiters()
@@ -624,6 +625,14 @@ class StreamQueue(Ring):
         is_internal = operation.kind is INTERNAL or operation.status == ABANDONED
         if not is_internal and (self.root is None or not self.root.is_unseen):
             self.root = poison
+
+    def forget_seen(self) -> None:
+        """Refer to failures that code of the program has seen no longer: their tracebacks hold what it has used."""
+        if self.root is not None and not self.root.is_unseen:
+            self.root = None
+        unseen = self.device_state.unseen
+        if unseen is not None and not unseen.is_unseen:
+            self.device_state.unseen = None
 
     def raise_unseen(self) -> None:
         """Raise the failure of an operation that no code of the program has seen. A block that ends normally calls."""

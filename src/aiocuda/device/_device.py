@@ -456,7 +456,8 @@ class Device(Owner):
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         await self._scope.exit(self, kind)
-        unseen = self._resources.device_state.unseen
+        device_state = self._resources.device_state
+        unseen, device_state.unseen = device_state.unseen, None
         if kind is None and unseen is not None and unseen.is_unseen:
             unseen.deliver()
 
