@@ -26,6 +26,26 @@ def _wraps(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asynci
     return asyncio.Task(wrapper(), loop=loop, **options)
 
 
+def _returns_a_future(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Future[Any]:
+    """As one that runs coroutines by itself: asyncio asks for an object like a future."""
+    future: asyncio.Future[Any] = loop.create_future()
+    task = asyncio.Task(work, loop=loop)
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if future.done():
+            return
+        if task.cancelled():
+            future.cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    task.add_done_callback(ended)
+    future.add_done_callback(lambda _: task.cancel())
+    return future
+
+
 def _takes_no_keywords(loop: asyncio.AbstractEventLoop, work: Any) -> asyncio.Task[Any]:
     return asyncio.Task(work, loop=loop)
 
@@ -39,8 +59,9 @@ def _closes(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> async
     raise _FactoryError
 
 
-_FACTORIES: dict[str, Callable[..., asyncio.Task[Any]]] = {
-    "wraps": _wraps, "takes no keywords": _takes_no_keywords, "raises": _raises, "closes and raises": _closes,
+_FACTORIES: dict[str, Callable[..., Any]] = {
+    "returns a future": _returns_a_future, "wraps": _wraps, "takes no keywords": _takes_no_keywords, "raises": _raises,
+    "closes and raises": _closes,
 }  # fmt: skip
 if sys.version_info >= (3, 12):
     _FACTORIES["eager"] = asyncio.eager_task_factory
@@ -55,7 +76,7 @@ def factory_of_tasks(name: str) -> Iterator[None]:
     made, reports = 0, []
     before, handler = loop.get_task_factory(), loop.get_exception_handler()
 
-    def factory(*args: Any, **options: Any) -> asyncio.Task[Any]:
+    def factory(*args: Any, **options: Any) -> Any:
         nonlocal made
         made += 1
         return _FACTORIES[name](*args, **options)

@@ -48,10 +48,10 @@ def start_task(
             functools.partial(start_task, function, *args, context=context, group=group), error
         )
     # If the factory has wrapped it, and the task is cancelled before its first step, `work` never begins. `get_coro` of
-    # an eager task that has ended crashes Python 3.12.
-    if not task.done() and task.get_coro() is not work:
+    # an eager task that has ended crashes Python 3.12. A factory may return a future, which has neither method.
+    if not task.done() and hasattr(task, "get_coro") and task.get_coro() is not work:
         task.add_done_callback(lambda _: work.close())
-    if name is not None:
+    if name is not None and hasattr(task, "set_name"):
         task.set_name(name)
     return task
 
