@@ -167,7 +167,7 @@ class HeldDriver(HostDriver):
         super().pin(address, nbytes)
 
     def let_threads_end_their_jobs(self, count: int) -> None:
-        """Wait until no more than so many threads have a job, and all others have reported the end of theirs."""
+        """Wait until at most so many threads have a job, and all others have reported the end of their job."""
         others = threading.Barrier(most_threads() - count + 1)
         port = self.open_port(lambda: None)
         for _ in range(others.parties - 1):

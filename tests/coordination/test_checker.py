@@ -383,7 +383,7 @@ async def test_devices_of_one_driver_share_it_while_they_are_open(driver: Callab
 
 @pytest.mark.asyncio
 async def test_operation_that_is_done_stands_for_all_before_it() -> None:
-    """The host knows that they are done, also of streams that it has not asked."""
+    """The host knows that they are done, also those of streams that it has not queried."""
     async with checked() as (device, left, right):
         assert device.checker is not None
         buffer = left.empty(ITEMS, np.uint32)

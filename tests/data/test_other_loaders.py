@@ -1,4 +1,4 @@
-"""Kill and resume behind the loaders of others. `make slow` runs these tests with the group ``loaders``."""
+"""Kill and resume with the loaders of other libraries. `make slow` runs these tests with the group ``loaders``."""
 
 from __future__ import annotations
 

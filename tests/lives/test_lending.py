@@ -1,4 +1,4 @@
-"""What a block, an item, a batch or a loan lends is used again only when the operations on it are over.
+"""Memory that a block, an item, a batch or a loan lends is used again only when the operations on it are over.
 
 Each borrower leaves while its operation still runs on the device, and names it or not. The next one works on another
 stream, or on the host.

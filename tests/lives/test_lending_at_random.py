@@ -27,7 +27,7 @@ def test_no_task_finds_the_bytes_of_another_one(seed: int, given: bool) -> None:
         streams = [device.stream() for _ in range(4)]
 
         async def item(ring: TripleBuffer, number: int) -> None:
-            """Fill the slot's buffer and read it again, on one stream; perhaps leave other work behind."""
+            """Fill the slot's buffer and read it again, on one stream; perhaps leave other work unfinished."""
             nonlocal read
             async with ring.slot(number) as slot:
                 stream = slot.stream = chance.choice(streams)

@@ -21,7 +21,7 @@ async def last(slot: Slot) -> Any:
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("concurrency", [1, 2])
 async def test_stage_that_awaits_an_item_of_its_pipeline(device: Device, depth: int, concurrency: int) -> None:
-    """The inner item stays behind the outer one: it waited for ever, whether a slot was free or not."""
+    """The inner item cannot pass the outer one: it waited forever, whether a slot was free or not."""
 
     async def nested(slot: Slot) -> Any:
         return await pipeline.execute_iteration(slot.item - 1) if slot.item else 0
@@ -61,7 +61,7 @@ async def test_stage_that_awaits_several_items_of_its_pipeline(device: Device, b
 
 @pytest.mark.parametrize("depth", [1, 3])
 async def test_stage_that_awaits_a_slot_of_its_pipeline(device: Device, depth: int) -> None:
-    """The items behind it hold all other slots, and cannot pass it."""
+    """Later items hold all other slots, and cannot pass it."""
     inner: list[Any] = []
 
     async def nested(slot: Slot) -> Any:

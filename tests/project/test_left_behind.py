@@ -1,4 +1,4 @@
-"""What is made, used with memory and closed leaves nothing in what outlives it: its device, its pool, the process."""
+"""Objects that are made, used with memory and closed leave nothing in their device, their pool or the process."""
 
 from __future__ import annotations
 

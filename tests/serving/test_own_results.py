@@ -522,7 +522,7 @@ async def test_object_that_holds_device_memory_of_a_graph_fails_its_batch(device
 
 
 async def test_search_of_a_large_result_ends(device: Device) -> None:
-    """At most 10 000 objects are searched, and the loop goes on meanwhile."""
+    """At most 10 000 objects are searched, and the loop runs other tasks between them."""
 
     def make(row: Any) -> Any:
         graphs.kept.append(row)

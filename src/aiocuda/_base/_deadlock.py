@@ -160,7 +160,7 @@ class Holder:
     Attributes
     ----------
     task : asyncio.Task or None
-        In which the function runs: that which makes this object. Set it to None when the function has returned.
+        The task in which the function runs, which makes this object. Set it to None when the function has returned.
     """
 
     __slots__ = ("_waiters", "name", "task")
@@ -195,13 +195,13 @@ class Holder:
 #: The function that runs in this context.
 HOLDER: ContextVar[Holder | None] = ContextVar("aiocuda_holder", default=None)
 
-#: Packages whose objects lead from a task to those that wait for it.
+#: Packages with objects that lead from a task to the tasks that wait for it.
 _TASK_GROUPS: Final = ("asyncio", "anyio")
 
-#: Types of callbacks, and of what is in them. The wake-up of a task is a built-in method.
+#: Types of callbacks, and of the objects in them. The wake-up of a task is a built-in method.
 _IN_CALLBACKS: Final = (types.CellType, types.MethodType, types.BuiltinMethodType, functools.partial, tuple)
 
-#: Objects that `_awaits` looks at.
+#: The most objects that `_awaits` examines.
 _MOST_LOOKED_AT: Final = 1000
 
 

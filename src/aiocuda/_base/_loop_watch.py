@@ -100,7 +100,7 @@ class LoopWatch:
             _sampler.forget(self)
 
     def watch_while(self, waits: Callable[[], bool]) -> None:
-        """Watch the loop also while this method returns True: requests wait. It is called until it returns False."""
+        """Watch the loop also while ``waits`` returns True, because requests wait. Call it until it returns False."""
         self._waits.add(weakref.WeakMethod(waits))
         if not self._has_timer:
             self._set_timer()

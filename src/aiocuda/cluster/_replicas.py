@@ -189,7 +189,7 @@ class Replicas:
 
 
 def _ends_replicas(program: Program, loss: ReplicaLostError) -> ReplicaLostError:
-    """Return the error of a class that no replica has created, since each was lost meanwhile."""
+    """Return the error of a class: each replica was lost while it created the object."""
     text = f"{program.name} was not created: each replica was lost while it created the object, the first one because "
     return ReplicaLostError(
         f"{text}{loss.reason}. Its constructor or __aenter__ may end the process, block the loop or fault the device: "

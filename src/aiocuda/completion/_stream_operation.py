@@ -103,7 +103,7 @@ class StreamOperation(QueuedOperation[T_co]):
         queue.attend()
 
     def follow(self, fn: Callable[[StreamOperation[Any]], object], context: contextvars.Context) -> None:
-        """Do the same as `add_done_callback` for the library: the program has not seen a failure that ``fn`` gets."""
+        """Add a callback of the library. The program has not seen a failure that such a callback gets."""
         queue = self.queue
         queue.check_loop()
         if self.status >= DONE:
@@ -262,7 +262,7 @@ class StreamOperation(QueuedOperation[T_co]):
         self.value = None
         self.queue.reactor.abandoned += self.kind is not INTERNAL
         if extra.failure is not None:
-            extra.failure.poison.had_waiter = True  # the program does not want to know of it
+            extra.failure.poison.had_waiter = True  # the program has dropped the result
         self.wake_waiters_paced()
 
 

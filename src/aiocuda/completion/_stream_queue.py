@@ -635,7 +635,7 @@ class StreamQueue(Ring):
             self.device_state.unseen = None
 
     def raise_unseen(self) -> None:
-        """Raise the failure of an operation that no code of the program has seen. A block that ends normally calls."""
+        """Raise the failure that no code of the program has seen, if there is one: at the normal end of a block."""
         root, self.root = self.root, None
         if root is not None and root.is_unseen:
             if self.device_state.unseen is root:

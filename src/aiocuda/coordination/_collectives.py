@@ -251,7 +251,7 @@ class Collective:
             raise
 
     def _unchecked(self) -> contextlib.ExitStack:
-        """Check no access inside the block: the end of the collective stands for the accesses of the node."""
+        """Check no access inside the block: the end of the collective has the accesses of the node."""
         stack = contextlib.ExitStack()
         for resources in self._devices:
             if resources.checker is not None:

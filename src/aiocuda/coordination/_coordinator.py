@@ -560,9 +560,9 @@ class AsyncCoordinator(Owner):
         """Query the device and submit what fits; return the operations that have finished since the last call.
 
         They are done, failed, skipped or abandoned, in the order in which they finished; an abandoned one is returned
-        when the device, too, is done with it. The first call returns those that the program still holds. From then on
-        the coordinator keeps finished operations, at most 4096 of them. It drops older ones, and counts them in
-        `statistics`. They do not keep results: if the program has dropped a node, `Node.buffer` and the result of the
+        when the device, too, is done with it. The first call returns those that the program still holds. After it, the
+        coordinator keeps finished operations for the next call, at most 4096. It drops older ones, and counts them in
+        `statistics`. It keeps no results: if the program has dropped a node, `Node.buffer` and the result of the
         returned node raise `StaleHandleError`.
         """
         scheduler = self._scheduler

@@ -107,7 +107,7 @@ class Scheduler:
     unpolled : UnpolledNodes or None
         The finished nodes that the program has not polled; None until it polls for the first time.
     before_poll : deque
-        References to the nodes that have finished until then.
+        Weak references to the nodes that have finished before the first `AsyncCoordinator.poll`.
     """
 
     def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:

@@ -77,7 +77,7 @@ class Layout:
 #: Bytes that a row is filled with before `decode`, to find those that it leaves unwritten.
 PATTERNS = (0xA5, 0x5A)
 
-#: So many bytes in a row keep both patterns by chance, where a decoder is random, once in 2**64 tries.
+#: Bytes in a row that count as unwritten. Random values keep both patterns there once in 2**64 tries.
 LEAST = 4
 
 

@@ -106,7 +106,7 @@ class LoaderOptions:
         )
 
     def decoder(self, *, checks: bool) -> SampleDecoder:
-        """Return what decodes one sample. It reads the sample, too, unless another one reads the source.
+        """Return the decoder of one sample. It also reads the sample, unless another object reads the source.
 
         With ``checks`` it looks for fields that ``decode`` does not write.
         """

@@ -78,7 +78,7 @@ class SourceState:
             raise
 
     def deliver(self, after: Any, *, is_end: bool = False) -> None:
-        """The consumer gets the batch that was read before this state, or the end."""
+        """Note that the consumer gets the batch that was read before this state, or the end."""
         self.after = after
         self._is_at_end = is_end
 

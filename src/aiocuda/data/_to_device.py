@@ -97,7 +97,7 @@ class _Loading:
 
 
 class _Item(NamedTuple):
-    """What has been read from the source."""
+    """A batch that was read from the source, or the end."""
 
     number: int
     parts: dict[Any, Any] | None  #: the arrays of a batch by name; None at the end

@@ -280,7 +280,7 @@ def _advise_about_core(line: SourceLine) -> None:
 
 
 def _checks(check: bool | None) -> bool:
-    """Return True if accesses are to be checked; None means what ``AIOCUDA_CHECK`` says."""
+    """Return True if accesses are to be checked; None takes the value of ``AIOCUDA_CHECK``."""
     if check is not None:
         return flag(check, "check")
     wanted = os.environ.get("AIOCUDA_CHECK", "")
@@ -319,7 +319,7 @@ def open_device(
     check
         Look for unordered accesses to the same memory, and warn of them by `UnorderedAccessWarning` with both places in
         your code; `Device.checker`, one for all devices of a driver, has them all. Each method of a stream then takes
-        some 20 µs longer. None means what ``AIOCUDA_CHECK`` says, 1 or 0.
+        some 20 µs longer. None takes the value of ``AIOCUDA_CHECK``, 1 or 0.
     asynchronous
         False: every stream of the device is its default stream, also for other libraries. Operations run one after the
         other, in the order in which they reach the device. No stream is created and no notifier is armed: a timer wakes

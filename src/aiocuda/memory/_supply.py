@@ -148,7 +148,7 @@ class Supply:
         stream = queue.handle
         kept = self.free_lists.tables()[0].get(stream, {})
         addresses = [address for of_size in list(kept.values()) for address in of_size]
-        if len(self._resources) > 1:  # an adaptor does not say which addresses it keeps
+        if len(self._resources) > 1:  # an adaptor does not list the addresses that it keeps
             addresses += [address for address, record in tuple(self.kept.items()) if record[0] == stream]
         for address in addresses:
             self.kept.pop(address, None)

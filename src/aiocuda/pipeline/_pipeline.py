@@ -193,7 +193,7 @@ class Pipeline(Owner):
         BusyError
             A run of this pipeline has not ended.
         DeadlockError
-            A stage has called, and awaits an item that stays behind its own one.
+            A stage has called this method, and the new item cannot pass the item of the stage.
         Exception
             The failure of a stage, as in `run`.
         """
@@ -219,7 +219,8 @@ class Pipeline(Owner):
         ClosedError
             The pipeline has been closed, or has been left by an exception during the call.
         DeadlockError
-            A stage has called, and all slots are held by items that wait for this, or that stay behind them.
+            A stage has called this method, and all slots are held by items that wait for such calls, or that cannot
+            pass these items.
         """
         await self._check_free()
         return await self._singles.submit(item)

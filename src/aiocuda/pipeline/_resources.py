@@ -159,7 +159,7 @@ class PipelineResources:
     def blocked_by(self, stuck: Collection[asyncio.Task[Any]]) -> tuple[float, set[PipelineItem]]:
         """Return what is blocked if none of these tasks goes on: all items after a number, and some items before it.
 
-        Items enter each stage in order, so an item stays behind an earlier one that does not leave its stage.
+        Items enter each stage in order, so an item cannot pass an earlier one that does not leave its stage.
         """
         items: dict[int, list[PipelineItem]] = {}  # by the position of the stage that they are in
         for holder, (item, position) in self.holders.items():

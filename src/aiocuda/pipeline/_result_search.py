@@ -20,7 +20,7 @@ __all__ = ["holder_of_array"]
 #: The most objects that are searched, in all results together: 1 µs each.
 MOST_SEARCHED: Final = 10_000
 
-#: So many objects are searched in each result, also if there are many results.
+#: The least number of objects that are searched in each result, also if there are many results.
 FEW_SEARCHED: Final = 16
 
 #: Objects that are searched in one iteration of the loop.

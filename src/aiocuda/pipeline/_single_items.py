@@ -180,7 +180,7 @@ class SingleItems:
             if begun:
                 return begun[0].number <= last
             if what != "a slot" and last < math.inf:
-                return False  # it would stay behind that item
+                return False  # it could not pass that item
             return sum(item.number > last or item in items for item in self._items) < resources.ring.depth
 
         text = f"{what} of the pipeline {'+'.join(resources.plan.names)}, in {holder.name}: use another pipeline for it"

@@ -181,8 +181,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         DeviceFault
             The device has faulted, now or earlier.
         DeadlockError
-            A batch function has called, and all places are held by batches that wait in such a call. Not raised if the
-            request has a deadline, and not by `submit_nowait`.
+            A batch function has called this method, and all places are held by batches that wait in such a call. Not
+            raised if the request has a deadline, and not by `submit_nowait`.
         BatchError
             The function returned the wrong number of results, or its exception cannot be copied; this result has a part
             in the slot's device memory, as an array of another library; or a result of the batch is an object, such as

@@ -14,7 +14,7 @@ from ._statistics import BatcherMeter
 
 __all__ = ["Deadlines"]
 
-#: So many requests that have ended may stay in the order of the deadlines whatever its length.
+#: The number of ended requests that may stay in the order of the deadlines, whatever its length.
 FEW_ENDED = 64
 
 

@@ -223,7 +223,7 @@ class Graph(ProcessLocal):
         return self._launch(stream)
 
     def _launch(self, stream: Stream, _: Sequence[Touch] = ()) -> StreamOperation[None]:
-        """Do the same as `launch`, without the stream's hook."""
+        """Launch it as `launch` does, without the stream's hook."""
         queue, version, blocks, writes = stream._queue, self._version, self._blocks, self._writes
         if version is None or queue.device_state is not self._home.device_state or queue.loop is not self._home.loop:
             version = self._check(queue)

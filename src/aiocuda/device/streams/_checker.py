@@ -43,7 +43,7 @@ T = TypeVar("T")
 #: Conflicts that `Checker.conflicts` keeps. Later ones are only warned of.
 MOST_KEPT = 1000
 
-#: Streams that a vector clock knows before those that are gone are dropped.
+#: The number of streams in a vector clock from which those that are gone are dropped.
 MANY_SEEN = 64
 
 #: Readers of one memory before those that have passed are dropped.
@@ -134,7 +134,7 @@ class Checker:
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
         self._numbers = itertools.count()
         self._declarations = _Declarations()
-        self._lock = threading.RLock()  # of the records; a finaliser that runs meanwhile may enqueue work
+        self._lock = threading.RLock()  # of the records; a finaliser that runs while it is held may enqueue work
 
     def _clock(self, queue: StreamQueue) -> Clock:
         clock = self._clocks.get(queue)
@@ -243,7 +243,7 @@ class Checker:
     def watch_source(
         self, queue: Queue, source: Any, operation: StreamOperation[Any], captured_at: SourceLine | None = None
     ) -> None:
-        """Look whether the program writes an array on the host before the end of an operation that reads it."""
+        """Report the program if it writes a host array before the end of an operation that reads it."""
         array, line, stamp = as_source(source), captured_at or self._line(), self._stamps[id(operation)][1]
 
         def changed() -> None:

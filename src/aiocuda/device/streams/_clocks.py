@@ -46,7 +46,7 @@ class Clock:
         return Stamp(self.number, self.tick, self.seen)
 
     def join(self, stamp: Stamp) -> None:
-        """Come after an operation."""
+        """Put the next operation of the stream after the operation of a stamp."""
         joined = dict(self.seen)
         stamp.add_to(joined)
         joined.pop(self.number, None)

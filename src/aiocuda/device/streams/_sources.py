@@ -36,19 +36,20 @@ class _Source:
         self.operation = operation
         self.stamp = stamp
         self.changed = changed
-        self.streams = {stamp.number}  # whose operations look at the array
+        self.streams = {stamp.number}  # with an operation that compares the array
         self.checksum = self.sum()
 
     def sum(self) -> int:
         """Return the checksum of the bytes that the array has now."""
-        return zlib.crc32(memoryview(self.array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # an ndarray exports a buffer
+        data: Any = self.array.reshape(-1).view(np.uint8)
+        return zlib.crc32(memoryview(data))
 
 
 class HostSources:
-    """Compares arrays that operations read, at the call and when the host can know that the read has ended.
+    """Compares host arrays that operations read: at the call, and when the host knows that the read has ended.
 
-    The host knows that from the operation itself, or from any operation that comes after it. Until then the program may
-    not write the array. Work of a stream may write it in its order, by DMA: then the array is not compared.
+    The host learns that from the operation itself, or from any operation that comes after it. Before that, the program
+    may not write the array. Work of a stream may write it in its order, by DMA: then the array is not compared.
     """
 
     __slots__ = ("_sources", "_writes")

@@ -153,10 +153,8 @@ class HostDriver(Recorded):
         else:
             try:
                 runner = Runner(f"aiocuda-host-{len(self._runners)}")
-            except (
-                RuntimeError,
-                MemoryError,
-            ) as error:  # no thread: latch a fault, or the command would never complete
+            except (RuntimeError, MemoryError) as error:
+                # No thread: latch a fault, or the command would never complete.
                 self._fail(_LAUNCH_FAILED, command.stream.device, f"no thread for a {command.kind}: {error}", error)
                 return
             self._runners.append(runner)
