@@ -26,9 +26,15 @@ def _wraps(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asynci
     return asyncio.Task(wrapper(), loop=loop, **options)
 
 
-def _returns_a_future(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Future[Any]:
-    """As one that runs coroutines by itself: asyncio asks for an object like a future."""
-    future: asyncio.Future[Any] = loop.create_future()
+class _Future(asyncio.Future[Any]):
+    """What asyncio asks of a factory: an object like a future. Python 3.13 gives it a name."""
+
+    def set_name(self, name: object) -> None:
+        """Ignore the name."""
+
+
+def _returns_a_future(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> _Future:
+    future = _Future(loop=loop)
     task = asyncio.Task(work, loop=loop)
 
     def ended(task: asyncio.Task[Any]) -> None:
