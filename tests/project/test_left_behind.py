@@ -33,6 +33,7 @@ from aiocuda.data import DataLoader, to_device
 from aiocuda.observe import StreamProfiler, Timeline
 from aiocuda.serving import MicroBatcher
 from aiocuda.testing import kernels as samples
+from tests.budget import spread
 from tests.helpers import AFFINE
 from tests.memory.others import Interfaced, Producer
 
@@ -515,7 +516,7 @@ def check(name: str, driver: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("driver", ["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in CACHES])
+@pytest.mark.parametrize("name", spread([name for name in ROWS if name not in CACHES]))
 @pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
 def test_what_is_closed_leaves_nothing(name: str, driver: str) -> None:
     check(name, driver, QUICK)
@@ -561,7 +562,7 @@ async def unreachable(name: str, driver: Any) -> Counter[str]:
 
 
 @pytest.mark.parametrize("driver", ["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", OF_REQUESTS)
+@pytest.mark.parametrize("name", spread(OF_REQUESTS))
 @pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
 def test_requests_leave_nothing_to_the_garbage_collector(name: str, driver: str) -> None:
     assert asyncio.run(unreachable(name, driver)) == Counter()
