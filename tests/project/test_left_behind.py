@@ -29,6 +29,7 @@ from aiocuda import (
     StreamPool,
     TripleBuffer,
 )
+from aiocuda._core._form import form
 from aiocuda.data import DataLoader, to_device
 from aiocuda.observe import StreamProfiler, Timeline
 from aiocuda.serving import MicroBatcher
@@ -565,4 +566,6 @@ async def unreachable(name: str, driver: Any) -> Counter[str]:
 @pytest.mark.parametrize("name", spread(OF_REQUESTS))
 @pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
 def test_requests_leave_nothing_to_the_garbage_collector(name: str, driver: str) -> None:
+    if name == "failures" and form().name == "python":
+        pytest.skip("the frames of the core in Python are in the traceback of a failure, which their operation holds")
     assert asyncio.run(unreachable(name, driver)) == Counter()
