@@ -39,6 +39,7 @@ class HostFunctions:
 
         async def run() -> None:
             task = asyncio.current_task()
+            is_added = self._add(task)  # by an eager task, which runs before `start` adds it
             try:
                 node.value = await (function(*args) if is_coroutine else self._offload(function, args))
             except BaseException as error:
@@ -51,10 +52,12 @@ class HostFunctions:
             else:
                 scheduler.substitute(node)
                 scheduler.advance()
+            finally:
+                if is_added:
+                    self._discard(task)
 
         def ended(task: asyncio.Task[None]) -> None:
-            self.tasks.discard(task)
-            scheduler.resources.functions.discard(task)
+            self._discard(task)
             if not task.cancelled():
                 task.exception()  # the exception has left the loop; asyncio must not report it again
             elif node.phase < OPEN:  # cancelled before its first step: the function was not called
@@ -63,11 +66,22 @@ class HostFunctions:
 
         def start(_: object) -> None:
             task = start_task(run, name=node.name)
-            self.tasks.add(task)
-            scheduler.resources.functions.add(task)
+            self._add(task)
             task.add_done_callback(ended)
 
         node.work = start
+
+    def _add(self, task: asyncio.Task[Any] | None) -> bool:
+        """Note that the task runs a function. Return False if that is known."""
+        if task is None or task in self.tasks:
+            return False
+        self.tasks.add(task)
+        self._scheduler.resources.functions.add(task)
+        return True
+
+    def _discard(self, task: asyncio.Task[Any] | None) -> None:
+        self.tasks.discard(task)
+        self._scheduler.resources.functions.discard(task)
 
     async def _offload(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a plain function on a worker thread; also while the device closes."""

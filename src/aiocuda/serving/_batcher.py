@@ -379,6 +379,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         """Call the function for a batch, give each request its outcome, and begin the next batches."""
         error: BaseException | None = None
         found: Iterable[Any] = ()
+        task = asyncio.current_task()
+        is_added = task in self._tasks  # an eager task runs before `_begin` adds it
+        if task is not None and not is_added:
+            self._tasks.add(task)
         try:
             found = await self._call(running)
         except BaseException as failure:  # noqa: BLE001 - each request gets it, and Ctrl-C leaves the loop below
@@ -393,6 +397,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
                 raise error
         finally:
+            if task is not None and not is_added:
+                self._tasks.discard(task)
             del error, found  # the traceback of the error refers to this frame, which refers to the items
 
     def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
