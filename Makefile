@@ -69,7 +69,7 @@ test: core
 	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600)
 
 slow: core
-	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --no-loadscope-reorder --timeout 900 $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lowest $(LOWEST))
 	$(if $(ARGS),,$(BIN)/python -m tests.other_loaders $(LOADERS))
 	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)

@@ -231,10 +231,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the soak tests, unless ``-m`` names them.
+    """Deselect the soak tests, unless ``-m`` names them. With ``-m heavy…``, let the longest files begin.
 
     With ``--require-gpu``, where a skip is an error, also those that the core in use cannot run.
     """
+    if config.getoption("markexpr", "").startswith("heavy"):
+        items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
     marks = [] if "soak" in config.getoption("markexpr", "") else ["soak"]
     if config.getoption("aiocuda_require_gpu") and form().name == "compiled":
         marks.append("python_core")
@@ -243,6 +245,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item.get_closest_marker(mark) is None]
+
+
+#: Their heavy tests take minutes: they begin first, so that no process waits for another one at the end of a run.
+_LONGEST = (
+    *(
+        "tests/simulation/test_command.py",
+        "tests/coordination/test_planted.py",
+        "tests/coordination/test_hypothesis.py",
+    ),
+    *("tests/simulation/test_forms.py", "tests/lives/test_planted.py", "tests/project/test_left_behind.py"),
+)
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -15,12 +16,6 @@ from aiocuda import Device
 from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
 from aiocuda.serving.asgi import CancelOnDisconnect, cancel_on_disconnect, error_responses, health, ready
 from tests.helpers import quickly, turns
-
-pytest.importorskip("starlette")
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 pytestmark = pytest.mark.asyncio
 
@@ -106,15 +101,26 @@ async def asks(scope: Any, receive: Any, send: Any) -> None:
     await receive()
 
 
-@cancel_on_disconnect
-async def endpoint(request: Request) -> Response:
+@functools.cache
+def application() -> Any:
+    """An application of Starlette with a handler that is cancelled when its client disconnects."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    return Starlette(routes=[Route("/", cancel_on_disconnect(endpoint), methods=["POST"])])
+
+
+async def endpoint(request: Any) -> Any:
+    from starlette.responses import PlainTextResponse
+
     await request.body()
     if request.query_params:
         await asyncio.Event().wait()
     return PlainTextResponse("done")
 
 
-decorated = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+async def decorated(scope: Any, receive: Any, send: Any) -> None:
+    await application()(scope, receive, send)
 
 
 def scope_of(query: bytes, length: bytes) -> dict[str, Any]:
@@ -140,6 +146,8 @@ LEAVES: Any = {"type": "http.disconnect"}
 @pytest.mark.parametrize("middleware", [CancelOnDisconnect, error_responses, lambda app: app])
 @pytest.mark.filterwarnings("ignore:a handler is not cancelled:RuntimeWarning")
 async def test_middlewares(middleware: Any, app: Any, query: bytes, last: Any, length: bytes) -> None:
+    if app is decorated:
+        pytest.importorskip("starlette")
     within = middleware(app)
 
     async def request() -> None:

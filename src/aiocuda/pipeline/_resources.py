@@ -154,7 +154,8 @@ class PipelineResources:
         finally:
             holder.task = None
             del self.holders[holder]
-            HOLDER.reset(token)
+            with contextlib.suppress(ValueError):  # a coroutine of a closed loop ends in another context
+                HOLDER.reset(token)
 
     def blocked_by(self, stuck: Collection[asyncio.Task[Any]]) -> tuple[float, set[PipelineItem]]:
         """Return what is blocked if none of these tasks goes on: all items after a number, and some items before it.

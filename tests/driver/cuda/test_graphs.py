@@ -51,6 +51,8 @@ def test_graph_is_brought_to_the_device_when_it_is_built(driver: CudaDriver, fak
     graph = driver.graph_build(0, [])
     flags, stream = struct.unpack_from("@QQ", fake.bytes(32))
     assert (flags, stream) == (2, 0x7FAB_0010)  # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+    assert fake.names()[fake.names().index("cuGraphInstantiateWithParams") :].count("cuStreamSynchronize") == 1
+    assert fake.only("cuStreamSynchronize").starts(0x7FAB_0010)  # a first launch could overtake the upload
     driver.graph_build(0, [])
     assert len(fake.calls("cuStreamCreateWithPriority")) == 1  # kept, and nobody's
     assert driver.statistics()["streams_created"] == before["streams_created"]
@@ -135,6 +137,16 @@ def test_building_that_fails_leaves_nothing(
     assert fake.only("cuGraphDestroy").starts(0x6001)
     assert driver.statistics()["graphs"] == 0
     assert fake.current() == 0
+
+
+def test_upload_that_fails_leaves_nothing(driver: CudaDriver, fake: Fake) -> None:
+    fake.value("cuGraphCreate", 0x6001)
+    fake.value("cuGraphInstantiateWithParams", 0x6002)
+    fake.answer("cuStreamSynchronize", 2)
+    with pytest.raises(DeviceOutOfMemory, match="cuStreamSynchronize"):
+        driver.graph_build(0, [])
+    assert fake.only("cuGraphExecDestroy").starts(0x6002)
+    assert fake.only("cuGraphDestroy").starts(0x6001)
 
 
 def test_both_graphs_are_given_back(driver: CudaDriver, fake: Fake) -> None:

@@ -78,6 +78,11 @@ class CudaGraphs(CudaStreams, CudaCode):
                     ctypes.byref(executable), template.value, ctypes.addressof(how)
                 )
                 self.check_code("cuGraphInstantiateWithParams", code, device)
+                # CUDA puts no launch behind the upload. On a busy GPU a first launch overtook it, and faulted.
+                code = self.release_gil.cuStreamSynchronize(stream.handle)
+                if code:
+                    self.release_gil.cuGraphExecDestroy(executable.value)
+                    self.fail("cuStreamSynchronize", code, device)
             except BaseException:
                 self.release_gil.cuGraphDestroy(template.value)
                 raise
