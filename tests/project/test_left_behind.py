@@ -531,6 +531,13 @@ def test_what_is_closed_many_times_leaves_nothing(name: str) -> None:
     check(name, "host", ROWS[name][1])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.filterwarnings("ignore::aiocuda.PerformanceWarning")
+def test_what_is_closed_ten_thousand_times_leaves_nothing(name: str) -> None:
+    check(name, "host", 10_000)
+
+
 #: What is made for each request. The others are made once in a program.
 OF_REQUESTS = [
     *("streams", "streams_whose_memory_others_use", "groups", "barriers", "leases", "events", "graphs"),
