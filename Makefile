@@ -38,7 +38,7 @@ WHEELS := $(abspath $(VENV))/aiocuda-wheels
 OTHER := $(abspath $(VENV))/aiocuda-other-python
 LOWEST := $(abspath $(VENV))/aiocuda-lowest
 LOADERS := $(abspath $(VENV))/aiocuda-loaders
-IN_TWO := -n 2 --dist loadfile
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 # Some containers set it. Each of the many processes of the tests would compile all modules again.
@@ -69,7 +69,7 @@ test: core
 	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600)
 
 slow: core
-	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --no-loadscope-reorder --timeout 900 $(ARGS)
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lowest $(LOWEST))
 	$(if $(ARGS),,$(BIN)/python -m tests.other_loaders $(LOADERS))
 	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)

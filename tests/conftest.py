@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -231,11 +232,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the soak tests, unless ``-m`` names them. With ``-m heavy…``, let the longest files begin.
+    """Deselect the soak tests, unless ``-m`` names them. With several processes, let the longest files begin.
 
     With ``--require-gpu``, where a skip is an error, also those that the core in use cannot run.
     """
-    if config.getoption("markexpr", "").startswith("heavy"):
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
     marks = [] if "soak" in config.getoption("markexpr", "") else ["soak"]
     if config.getoption("aiocuda_require_gpu") and form().name == "compiled":
@@ -247,8 +248,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item.get_closest_marker(mark) is None]
 
 
-#: Their heavy tests take minutes: they begin first, so that no process waits for another one at the end of a run.
+#: Their tests take long: they begin first, so that no process waits for another one at the end of a run.
 _LONGEST = (
+    *("tests/project/test_docs.py", "tests/cli/test_main.py", "tests/testing/test_plugin.py"),
+    *("tests/testing/test_fixtures.py", "tests/examples/test_examples.py", "tests/data/test_processes.py"),
     *(
         "tests/simulation/test_command.py",
         "tests/coordination/test_planted.py",

@@ -221,7 +221,8 @@ class ReplicaServer:
 
     async def _leave(self) -> None:
         self._fault_watch.stop()
-        runs = {task for task in self._tasks if task is not asyncio.current_task()}
+        # Both: a task factory may return another future than its task, and an eager task is not `_left` yet.
+        runs = self._tasks - {asyncio.current_task(), self._left}
         for run in runs:
             run.cancel()
         if runs:
