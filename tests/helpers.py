@@ -114,6 +114,14 @@ class FaultListener(FaultWatch):
         self._tell(fault)
 
 
+def installed(name: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a test hides it
+        return False
+
+
 async def until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Let the loop turn until the condition holds."""
     deadline = time.monotonic() + PATIENCE

@@ -17,7 +17,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, PinnedBuffer, Pipeline, Slot, Stage
 from tests.benchmarks.steps import Steps
-from tests.helpers import TRAP, Latch, open_peer, quickly, until
+from tests.helpers import TRAP, Latch, installed, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, triple, value
 
 pytestmark = pytest.mark.asyncio
@@ -193,6 +193,11 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "namespace": lambda row: types.SimpleNamespace(row=row),
     "closure": lambda row: lambda: row,
 }
+#: Their names, as parameters.
+FORMS_OF_HOLDERS = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "pydantic" and not installed(name), reason="needs pydantic"))
+    for name in HOLDERS
+]
 
 
 class Graphs:
@@ -216,11 +221,9 @@ class Graphs:
         return self.make(x)
 
 
-@pytest.mark.parametrize("form", HOLDERS)
+@pytest.mark.parametrize("form", FORMS_OF_HOLDERS)
 async def test_object_that_holds_memory_of_a_graph_fails_its_item(device: Device, form: str) -> None:
     """The slot cannot take other memory, and the object would show the item that comes next."""
-    if form == "pydantic":
-        pytest.importorskip("pydantic")
     graphs = Graphs(HOLDERS[form])
     async with Pipeline(device, [Stage("box", graphs)], 2) as pipeline:
         for way in WAYS:

@@ -19,7 +19,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault
 from aiocuda.serving import Batch, BatchError, MicroBatcher
-from tests.helpers import AFFINE, SAXPY, TRAP, Latch, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Latch, installed, open_peer, quickly, until
 from tests.memory.others import handle as handle_of
 
 pytestmark = pytest.mark.asyncio
@@ -454,14 +454,17 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "memoryview": lambda row: Box(memoryview(row)),
     "array of objects": lambda row: Box(np.array([None, Box(row)])),
 }
+#: Their names, as parameters.
+FORMS_OF_HOLDERS = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "pydantic" and not installed(name), reason="needs pydantic"))
+    for name in HOLDERS
+]
 
 
 @pytest.mark.parametrize("clients", [1, 8])
-@pytest.mark.parametrize("form", HOLDERS)
+@pytest.mark.parametrize("form", FORMS_OF_HOLDERS)
 async def test_object_that_holds_memory_of_a_graph_fails_its_batch(device: Device, form: str, clients: int) -> None:
     """1 592 of 1 600 clients got the answer of another one."""
-    if form == "pydantic":
-        pytest.importorskip("pydantic")
     graphs = Graphs(HOLDERS[form])
     async with MicroBatcher(graphs, max_batch_size=MOST, batch_wait_timeout_s=0, device=device) as batcher:
         for first in (0, 100):
@@ -474,11 +477,9 @@ async def test_object_that_holds_memory_of_a_graph_fails_its_batch(device: Devic
         assert batcher.statistics().failed == 2 * clients
 
 
-@pytest.mark.parametrize("form", HOLDERS)
+@pytest.mark.parametrize("form", FORMS_OF_HOLDERS)
 async def test_object_that_holds_a_copy_is_passed_on_beside_a_graph(device: Device, form: str) -> None:
     """The program keeps the array itself, too, in each batch, and outside of the results."""
-    if form == "pydantic":
-        pytest.importorskip("pydantic")
     make = HOLDERS[form]
 
     def copied(row: Any) -> Any:
