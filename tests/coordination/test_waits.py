@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -20,6 +21,7 @@ from aiocuda import (
     StreamPool,
 )
 from aiocuda._base._deadlock import waiting
+from aiocuda.coordination._deadlock_detector import LEAST_CHECK_SECONDS
 from tests.coordination.test_deadlock import INSTANTLY, check_often
 from tests.helpers import SPIN, Latch, Reports, block_until, quickly, until
 
@@ -100,6 +102,37 @@ async def test_task_that_has_just_been_woken_is_waited_for(device: Device, strea
 
         async def works() -> None:
             await stream.synchronize()
+            await barrier.wait()
+
+        async def waits() -> None:
+            async with coordinator.operation("barrier"):
+                await barrier.wait()
+
+        tasks = [asyncio.create_task(works()), asyncio.create_task(waits())]
+        await until(lambda: barrier.n_waiting == 1)
+        latch.release()
+        block_until(lambda: device.driver.stream_query(stream._queue.handle))
+        detector = coordinator._scheduler.detector
+        detector.stop()  # its timer is overdue
+        detector._tick()
+        await quickly(asyncio.gather(*tasks))
+    assert coordinator.statistics().deadlocks == 0
+
+
+async def test_task_that_needs_more_iterations_of_a_busy_loop_is_waited_for(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
+    """The timer of the next check is overdue in each of them: time alone does not tell that no task will come."""
+    latch.hold(stream)
+    await latch.held()
+    async with AsyncCoordinator(device, deadlock_timeout=INSTANTLY) as coordinator:
+        barrier = StreamBarrier(2)
+
+        async def works() -> None:
+            await stream.synchronize()
+            for _ in range(4):
+                await asyncio.sleep(0)
+                time.sleep(3 * LEAST_CHECK_SECONDS)  # noqa: ASYNC251, TID251 -- the loop is busy
             await barrier.wait()
 
         async def waits() -> None:

@@ -35,6 +35,10 @@ CHECK_SECONDS = 0.25
 #: Seconds between two checks at least, however short the `deadlock_timeout` is.
 LEAST_CHECK_SECONDS = 0.01
 
+#: Iterations of the loop between the check that finds the timeout over and the next one: what the first check has woken
+#: passes through some of them before its task takes its next step.
+ITERATIONS_OF_A_STEP = 8
+
 #: How many blocked nodes the text of the log event describes.
 MOST_DESCRIBED = 4
 
@@ -62,7 +66,7 @@ class DeadlockDetector:
         self._scheduler = scheduler
         self._timeout = timeout
         self._period = CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, max(timeout / 4, LEAST_CHECK_SECONDS))
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._still_since = 0.0  # the loop's time
         self._counts = (0, 0)  # registrations, and submissions and ends of nodes, at `_still_since`
         self._told = False  # True if the event for this `_still_since` was logged
@@ -143,10 +147,14 @@ class DeadlockDetector:
 
     # -- by stillness --------------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _arm(self, iterations: int = 0) -> None:
+        """Check again after so many iterations of the loop and `_period`."""
         # In an empty context: the log event belongs to no task, and the timer keeps no task's variables.
         scheduler = self._scheduler
-        self._timer = scheduler.loop.call_later(self._period, self._tick, context=scheduler.context)
+        if iterations:
+            self._timer = scheduler.loop.call_soon(self._arm, iterations - 1, context=scheduler.context)
+        else:
+            self._timer = scheduler.loop.call_later(self._period, self._tick, context=scheduler.context)
 
     def _restart(self) -> None:
         """Measure stillness from now on: something moves."""
@@ -162,7 +170,7 @@ class DeadlockDetector:
                 self._check()
         finally:  # not earlier: a check may call `start`, which must not measure anew
             if scheduler.waiting and not scheduler.closed:
-                self._arm()
+                self._arm(ITERATIONS_OF_A_STEP if self._late else 0)
             else:
                 self.stop()
 
