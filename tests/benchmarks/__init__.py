@@ -11,12 +11,15 @@ documentation recommends, each in its own process. Ratios can be compared betwee
 ``latency``               rows about one operation
 ``throughput``            rows about many operations
 ``transfers``             rows about bytes
+``lateness``              rows of the group ``waits`` about the time from the end of a kernel to its coroutine
+``streams_bound``         rows of the group ``waits`` about many streams in a process with idle ones
+``raw_waits``             awaiting by a raw host callback, beside those rows; ``durations``: their kernels' patterns
 ``services``              rows about services with a model of PyTorch; ``serving_torch``: with batches;
 ``frozen_service``        over HTTP, with and without frozen objects
 ``coordination``, ``mix``  rows about several streams; the mix of work for pools
 ``setting``               the arguments of a row: the device, the baseline's driver, the iteration meter
 ``turns``                 durations of loop iterations
-``figures``               percentiles, summaries, bounds
+``figures``               percentiles, summaries, bounds; ``runs``: the median and the worst of several runs
 ``sources``, ``kernels``  the kernels of all rows and peers
 ``report``, ``machine``   the JSON file; the machine of a run
 ``peers``                 the other libraries, and the bare driver

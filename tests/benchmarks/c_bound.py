@@ -30,11 +30,11 @@ def c_bound(raw: Raw) -> CBound | str:
     return NO_COMPILER if compiler is None else CBound(raw, build(compiler))
 
 
-def build(compiler: str) -> ctypes.CDLL:
-    """Compile `c_bound.c` and load it."""
+def build(compiler: str, source: Path = _SOURCE) -> ctypes.CDLL:
+    """Compile a file in C, `c_bound.c` unless another is given, and load it."""
     with tempfile.TemporaryDirectory(prefix="aiocuda-benchmark-") as folder:
-        library = Path(folder, "c_bound.so")
-        command = [compiler, "-std=c99", "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl"]
+        library = Path(folder, f"{source.stem}.so")
+        command = [compiler, "-std=c99", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         return ctypes.CDLL(str(library))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import peers
 from .figures import Measured
-from .rows import ROWS, Row
+from .rows import ROWS, Row, size
 from .turns import TurnMeter, metered_loop
 
 
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=sorted(peers.PEERS))
     parser.add_argument("--driver", choices=("cuda", "host"), default="host")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--size", action="append", type=size, default=[])
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     faulthandler.enable()
@@ -42,7 +43,7 @@ def main() -> None:
         _hand_back(arguments.out, describe())
         return
     row = ROWS[arguments.name]
-    sizes = row.size(arguments.small)
+    sizes = row.size(arguments.small, dict(arguments.size))
     info = peers.PEERS[arguments.peer] if arguments.verb == "peer" else None
     reason = peers.missing(info, gpu=arguments.driver == "cuda") if info is not None else None
     if reason is not None:

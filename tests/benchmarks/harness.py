@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,6 +44,7 @@ class Options:
     command: str = ""
     limit: float = LIMIT
     budget: float = BUDGET
+    sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)  #: instead of those of each row that has them
 
 
 def spawn(arguments: Sequence[str], limit: float) -> dict[str, Any]:
@@ -114,7 +115,9 @@ class Run:
                 tell(f"on the host driver: {found.get('reason') or found.get('error')}")
         self._small = self._driver == "host" if options.small is None else options.small
         devices = found.get("gpus", 0) if self._driver == "cuda" else HOST_DEVICES
-        self._names = options.names or tuple(name for name, row in ROWS.items() if row.devices <= devices)
+        self._names = options.names or tuple(
+            name for name, row in ROWS.items() if row.devices <= devices and not row.group
+        )
         self._results: dict[str, dict[str, Any]] = {}
         self._peers: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in self._names}
         self.report: dict[str, Any] = {
@@ -149,6 +152,7 @@ class Run:
         if left < _SHORT:
             return {"error": f"not run: the {self._options.budget:g} s of this run were used up"}
         size = ["--small"] if self._small else []
+        size += [f"--size={name}={value:g}" for name, value in self._options.sizes.items()]
         return spawn([*arguments, "--driver", self._driver, *size], min(self._options.limit, left))
 
     def _update(self, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,17 @@ def empty() -> aiocuda.Kernel:
 def spin(seconds: float) -> aiocuda.Kernel:
     """A kernel to launch with `nanoseconds` of the same time. On the host driver the engine sleeps that long."""
     return aiocuda.Kernel("spin", source=SPIN, host=lambda nanoseconds: None, host_seconds=seconds)
+
+
+@cache
+def any_spin() -> aiocuda.Kernel:
+    """A kernel to launch with `nanoseconds` of any time: one kernel for all durations."""
+    return aiocuda.Kernel("spin", source=SPIN, host=_sleep)
+
+
+def _sleep(nanoseconds: int) -> None:
+    # The engine of the host driver computes nothing meanwhile, as a GPU.
+    time.sleep(int(nanoseconds) / 1e9)  # noqa: TID251
 
 
 @cache

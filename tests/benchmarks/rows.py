@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from .durations import REPEATING, SURPRISING
 from .figures import Better, Bound
 from .mix import COPY_BYTES
 
@@ -39,9 +40,12 @@ class Row:
     peers: tuple[str, ...] = ()
     function: str = ""
     devices: int = 1  #: a run of all rows leaves it out where there are fewer
+    group: str = ""  #: rows that a run measures only where they or their group are named
 
-    def size(self, small: bool) -> dict[str, float]:
-        return {**self.sizes, **(self.small if small else {})}
+    def size(self, small: bool, other: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return the sizes of a run; ``other`` replaces those that the row has."""
+        own = {**self.sizes, **(self.small if small else {})}
+        return own | {name: value for name, value in (other or {}).items() if name in own}
 
 
 def _streams(count: int, series: int = 1) -> Row:
@@ -157,6 +161,51 @@ def _service(rows: int, of_on_loop: float, of_threads: float) -> Row:
         },
         small={"handlers": 8, "streams": 2, "requests": 3, "repeats": 2},
         peers=(CUPY,),
+    )
+
+
+def _lateness(streams: int, seconds: float) -> Row:
+    """Each of four ways and six patterns takes ``seconds`` in each run."""
+    return Row(
+        name=f"lateness_{streams}",
+        title=f"lateness of kernels of six patterns of durations, {streams} stream{'s' if streams > 1 else ''}",
+        module="lateness",
+        function="lateness",
+        unit="µs",
+        better="lower",
+        baseline="a raw host callback",
+        bounds=(
+            Bound("worst_p99_beyond_raw_ms", at_most=0.3),
+            Bound("worst_longest_beyond_raw_ms", at_most=1.0),
+            Bound("worst_latency_p99_beyond_raw_ms", at_most=0.1),
+            *(Bound(f"worst_{pattern}_p50_ms", at_most=0.15) for pattern in REPEATING),
+            *(Bound(f"worst_{pattern}_p50_beyond_raw_ms", at_most=0.2) for pattern in SURPRISING),
+            Bound("worst_constant_cores", at_most=0.3),
+            *(
+                Bound(f"worst_{pattern}_cores_beyond_raw", at_most=0.1)
+                for pattern in (*SURPRISING, *REPEATING)
+                if pattern != "constant"
+            ),
+        ),
+        sizes={"streams": streams, "slice": seconds, "scale": 1.0, "warmup": 5, "runs": 5},
+        small={"streams": min(streams, 4), "slice": 0.03, "scale": 0.2, "warmup": 1, "runs": 2},
+        group="waits",
+    )
+
+
+def _streams_bound(count: int, tasks: float) -> Row:
+    return Row(
+        name=f"streams_bound_{count}",
+        title=f"10 ms kernels × 3 on {count} streams beside 60 idle ones, by gather",
+        module="streams_bound",
+        function="streams_bound",
+        unit="ms",
+        better="lower",
+        baseline="the bare driver, each stream synchronised",
+        bounds=(Bound("worst_gather_of_raw", at_most=1.05), Bound("worst_tasks_of_callbacks", at_most=tasks)),
+        sizes={"streams": count, "idle": 60, "kernels": 3, "seconds": 10e-3, "repeats": 5, "runs": 5},
+        small={"streams": 8, "idle": 6, "seconds": 5e-3, "repeats": 1, "runs": 2},
+        group="waits",
     )
 
 
@@ -587,6 +636,37 @@ _ALL = (
         sizes={"seconds": 50e-6, "launches": 1000, "in_flight": 64, "repeats": 20},
         small={"seconds": 1e-3, "launches": 60, "in_flight": 8, "repeats": 2},
     ),
+    _lateness(1, 0.3),
+    _lateness(16, 0.22),
+    _streams_bound(8, tasks=1.06),
+    _streams_bound(32, tasks=1.06),
+    _streams_bound(64, tasks=1.06),
+    _streams_bound(128, tasks=1.15),
+    Row(
+        name="stuck_host_function",
+        title="lateness while another library's Python host function takes 20 ms, again and again",
+        module="lateness",
+        unit="ms",
+        better="lower",
+        baseline="a raw host callback",
+        bounds=(Bound("worst_latest_ms", at_most=3.0),),
+        sizes={"streams": 4, "held": 20e-3, "slice": 0.6, "scale": 1.0, "runs": 5},
+        small={"streams": 2, "slice": 0.05, "scale": 0.2, "runs": 2},
+        group="waits",
+    ),
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+
+#: Rows that belong together, by the name that measures them all.
+GROUPS: dict[str, tuple[str, ...]] = {
+    group: tuple(row.name for row in _ALL if row.group == group) for group in {row.group: None for row in _ALL} if group
+}
+
+
+def size(text: str) -> tuple[str, float]:
+    """Return the name and the value of ``NAME=VALUE``, an argument of the command line."""
+    name, _, value = text.partition("=")
+    if not any(name in row.sizes for row in _ALL):
+        raise ValueError(f"no row has a size {name!r}")
+    return name, float(value)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import math
+import os
 import shutil
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,9 @@ TINY: dict[str, float] = {
     "rows": 2,
     "scale": 0.02,
     "copies": 1,
+    "runs": 1,
+    "slice": 0.001,
+    "idle": 1,
 }
 
 
@@ -151,6 +157,27 @@ def test_peers_row_measures_on_the_host_driver(name: str) -> None:
         driver.close()
     assert len(result.samples) == 2
     assert all(math.isfinite(value) for value in [*result.samples, *result.figures.values()])
+
+
+def test_raw_callbacks_write_an_eventfd_and_call_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+
+    def launch(stream: int, function: ctypes.c_void_p, argument: int | None) -> None:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.value or 0)(argument)
+
+    raw, called = object.__new__(RawCuda), list[str]()
+    monkeypatch.setattr(raw, "_functions", [], raising=False)
+    monkeypatch.setattr(raw, "_launch_host_function", lambda: launch)
+    stream = SimpleNamespace(handle=1)
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        raw.callback(stream, descriptor)()
+        assert os.eventfd_read(descriptor) == 1
+    finally:
+        os.close(descriptor)
+    raw.host_function(stream, lambda: called.append("called"))()
+    assert called == ["called"]
 
 
 def test_bounds_in_c_can_be_compiled() -> None:

@@ -7,8 +7,11 @@ aiocuda has opened, so that both use the same hardware queues.
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
@@ -17,6 +20,8 @@ from numpy.typing import NDArray
 
 from ..kernels import nanoseconds
 from ..sources import EMPTY, SPIN
+
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Raw(Protocol):
@@ -37,6 +42,12 @@ class Raw(Protocol):
     def done(self, event: Any) -> bool: ...
 
     def wait(self, stream: Any, event: Any) -> None: ...
+
+    def callback(self, stream: Any, descriptor: int) -> Callable[[], None]:
+        """A function that enqueues a host callback, in C on a GPU, which writes the eventfd ``descriptor``."""
+
+    def host_function(self, stream: Any, function: Callable[[], object]) -> Callable[[], None]:
+        """A function that enqueues a host callback in Python, as other libraries do."""
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Seconds of device time between two timing events."""
@@ -80,6 +91,26 @@ def own_time(raw: Raw, seconds: float) -> float:
     return median(times[1:])  # the first one may load the kernel
 
 
+@cache
+def ring_library() -> ctypes.CDLL:
+    """Compile `ring.c` and load it."""
+    from ..c_bound import build
+
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("the raw callback is written in C, and there is no C compiler (`cc`)")
+    return build(compiler, Path(__file__).parents[1] / "ring.c")
+
+
+def _checked_host_function(error: int) -> None:
+    if error:
+        raise RuntimeError(f"cuLaunchHostFunc answered {error}")
+
+
+def _nothing_of(function: Callable[[], object]) -> None:
+    function()
+
+
 class RawCuda:
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -96,6 +127,7 @@ class RawCuda:
             name: Program(source, "c++", options).compile("cubin").get_kernel(name)
             for name, source in (("empty", EMPTY), ("spin", SPIN))
         }
+        self._functions: list[object] = []
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         """The call's value; its error, raised."""
@@ -134,6 +166,23 @@ class RawCuda:
 
     def wait(self, stream: Any, event: Any) -> None:
         stream.wait(event)
+
+    def callback(self, stream: Any, descriptor: int) -> Callable[[], None]:
+        ring = ctypes.cast(ring_library().ring, ctypes.c_void_p)
+        return partial(self._launch_host_function(), self.handle(stream), ring, descriptor)
+
+    def host_function(self, stream: Any, function: Callable[[], object]) -> Callable[[], None]:
+        call = _HOST_FUNCTION(lambda _: _nothing_of(function))
+        self._functions.append(call)  # the driver calls it later
+        return partial(self._launch_host_function(), self.handle(stream), ctypes.cast(call, ctypes.c_void_p), None)
+
+    def _launch_host_function(self) -> Callable[..., None]:
+        """Return ``cuLaunchHostFunc`` by `ctypes`, which gives the GIL away: the callback in Python needs it."""
+        call = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        call.restype = _checked_host_function
+        launch: Callable[..., None] = call
+        return launch
 
     def elapsed(self, start: Any, end: Any) -> float:
         return float(end - start) / 1e3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -51,6 +52,14 @@ class RawHost:
 
     def wait(self, stream: Any, event: Any) -> None:
         self._driver.stream_wait(stream, event)
+
+    def callback(self, stream: Any, descriptor: int) -> Callable[[], None]:
+        return self.host_function(stream, lambda: os.eventfd_write(descriptor, 1))
+
+    def host_function(self, stream: Any, function: Callable[[], object]) -> Callable[[], None]:
+        program = self._driver.load(0, Program("function", "", host=function))
+        one = (1, 1, 1)
+        return partial(self._driver.launcher(stream, program, one, one, 0), ())
 
     def elapsed(self, start: Any, end: Any) -> float:
         return self._driver.event_elapsed_ms(start, end) / 1e3
