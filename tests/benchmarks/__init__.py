@@ -17,6 +17,7 @@ documentation recommends, each in its own process. Ratios can be compared betwee
 ``services``              rows about services with a model of PyTorch; ``serving_torch``: with batches;
 ``frozen_service``        over HTTP, with and without frozen objects
 ``coordination``, ``mix``  rows about several streams; the mix of work for pools
+``compare``               two checkouts, in slices that alternate; ``slices``: the slices
 ``setting``               the arguments of a row: the device, the baseline's driver, the iteration meter
 ``turns``                 durations of loop iterations
 ``figures``               percentiles, summaries, bounds; ``runs``: the median and the worst of several runs

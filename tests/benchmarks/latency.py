@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from statistics import median
 from time import perf_counter, process_time
 
 from .figures import Measured
 from .kernels import empty, nanoseconds, spin
 from .peers.raw import own_time
 from .peers.rows import keep_busy
+from .raw_waits import raw_waits
+from .runs import Runs
 from .setting import Setting
+from .slices import added, idle, open_streams
 
 
 async def await_empty_kernel(setting: Setting) -> Measured:
@@ -105,4 +109,57 @@ async def busy_loop(setting: Setting) -> Measured:
             measured.baseline.append((perf_counter() - start - own) * 1e6)
     finally:
         busy.cancel()
+    return measured
+
+
+async def kernel_200us(setting: Setting) -> Measured:
+    """Microseconds that awaiting adds to a kernel of 200 µs. ``cpu_us`` is the processor time of an await.
+
+    Baseline: a raw host callback; ``spinning_us`` and ``spinning_cpu_us`` are those of ``cuStreamSynchronize``. The
+    three alternate in slices of one process. Bound: no later than the raw callback.
+    """
+    seconds, runs = setting.sizes["seconds"], Runs()
+    kernel, stream, bare = spin(seconds), setting.stream(), setting.raw.stream()
+    launch, own = setting.raw.launcher(bare, seconds), own_time(setting.raw, seconds)
+
+    async def spinning() -> None:
+        launch()
+        setting.raw.synchronize(bare)
+
+    measured = Measured([])
+    with raw_waits(setting.raw, 1) as (raw,):
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "": lambda: stream.launch(kernel, 1, 1, nanoseconds(seconds)),
+            "raw_": lambda: raw.spin(seconds),
+            "spinning_": spinning,
+        }
+        for wait in ways.values():
+            await added(wait, own, setting.sizes["slice"] / 10)  # kernels are loaded
+        for _ in range(setting.count("runs")):
+            for name, wait in ways.items():
+                cpu = process_time()
+                late = await added(wait, own, setting.sizes["slice"])
+                runs.add({f"{name}us": median(late), f"{name}cpu_us": (process_time() - cpu) / len(late) * 1e6})
+                if name == "":
+                    measured.samples.extend(late)
+                elif name == "raw_":
+                    measured.baseline.extend(late)
+    measured.figures.update(runs.medians())
+    return measured
+
+
+async def idle_64_streams(setting: Setting) -> Measured:
+    """Milliseconds of processor time for each second of an idle loop, with 64 open streams that have had work.
+
+    Baseline: the same loop without the streams; slices alternate. ``beyond_ms`` is the difference of a run's two
+    slices. Bound: at most 1 ms in each second, in the worst run.
+    """
+    measured, runs = Measured([]), Runs()
+    for _ in range(setting.count("runs")):
+        measured.baseline.append(await idle(setting.sizes["slice"]))
+        async with open_streams(setting.device, setting.count("streams")):
+            await asyncio.sleep(setting.sizes["slice"] / 5)  # what the work of the streams started has ended
+            measured.samples.append(await idle(setting.sizes["slice"]))
+        runs.add({"beyond_ms": measured.samples[-1] - measured.baseline[-1]})
+    measured.figures.update(runs.medians() | runs.worst("lower", "beyond_ms"))
     return measured

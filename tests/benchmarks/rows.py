@@ -654,6 +654,30 @@ _ALL = (
         small={"streams": 2, "slice": 0.05, "scale": 0.2, "runs": 2},
         group="waits",
     ),
+    Row(
+        name="kernel_200us",
+        title="latency added to a 200 µs kernel",
+        module="latency",
+        unit="µs",
+        better="lower",
+        baseline="a raw host callback",
+        bounds=(Bound("ratio", at_most=1.0),),
+        sizes={"seconds": 200e-6, "slice": 0.3, "runs": 5},
+        small={"slice": 0.05, "runs": 2},
+        group="waits",
+    ),
+    Row(
+        name="idle_64_streams",
+        title="processor time of an idle loop with 64 open streams, for each second",
+        module="latency",
+        unit="ms",
+        better="lower",
+        baseline="the loop without the streams",
+        bounds=(Bound("worst_beyond_ms", at_most=1.0),),
+        sizes={"streams": 64, "slice": 0.5, "runs": 5},
+        small={"slice": 0.05, "runs": 2},
+        group="waits",
+    ),
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}

@@ -1,0 +1,165 @@
+"""Rows in short slices, by public names of aiocuda alone: `compare` runs them with two versions of the library.
+
+A slice does the work of the row with its name for some tenths of a second, without a baseline. Machines and seconds
+differ by more than two versions do, so slices of both have to alternate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, TypeAlias
+
+import aiocuda
+
+from .figures import Better
+from .kernels import empty, nanoseconds, spin
+from .peers.rows import keep_busy
+
+__all__ = ["SLICES", "Slice", "Work", "added", "idle", "open_streams"]
+
+Work: TypeAlias = Callable[[float], Awaitable[float]]  #: for about so many seconds; returns the figure
+
+#: Seconds of the kernel of `kernel_200us` and `busy_loop`, of an iteration of the busy loop, and of a pipeline's stage.
+SHORT, BUSY, STAGE = 200e-6, 100e-6, 30e-6
+
+_BURST, _STREAMS, _IN_FLIGHT, _IDLE, _DEPTH, _ITEMS = 200, 8, 16, 64, 5, 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """A row in slices. ``open`` prepares what its slices share."""
+
+    unit: str
+    better: Better
+    open: Callable[[aiocuda.Device], AbstractAsyncContextManager[Work]]
+
+
+async def added(wait: Callable[[], Awaitable[object]], own: float, seconds: float) -> list[float]:
+    """Await for so many seconds; return µs of each await beyond the kernel's own time."""
+    late, stop = list[float](), perf_counter() + seconds
+    while (start := perf_counter()) < stop or not late:
+        await wait()
+        late.append((perf_counter() - start - own) * 1e6)
+    return late
+
+
+async def idle(seconds: float) -> float:
+    """Return milliseconds of processor time, of all threads, for each second in which the loop has nothing to do."""
+    cpu, wall = process_time(), perf_counter()
+    await asyncio.sleep(seconds)
+    return (process_time() - cpu) / (perf_counter() - wall) * 1e3
+
+
+@asynccontextmanager
+async def open_streams(device: aiocuda.Device, count: int) -> AsyncIterator[list[aiocuda.Stream]]:
+    """Open so many streams, each of which has had work."""
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(device.stream()) for _ in range(count)]
+        await aiocuda.gather(*[stream.launch(empty(), 1, 1) for stream in streams])
+        yield streams
+
+
+@asynccontextmanager
+async def _await_empty_kernel(device: aiocuda.Device) -> AsyncIterator[Work]:
+    async with open_streams(device, 1) as (stream,):
+
+        async def work(seconds: float) -> float:
+            return median(await added(lambda: stream.launch(empty(), 1, 1), 0.0, seconds))
+
+        yield work
+
+
+@asynccontextmanager
+async def _launch(device: aiocuda.Device) -> AsyncIterator[Work]:
+    kernel = empty()
+    async with open_streams(device, 1) as (stream,):
+
+        async def work(seconds: float) -> float:
+            took, stop = list[float](), perf_counter() + seconds
+            while (start := perf_counter()) < stop or not took:
+                for _ in range(_BURST):
+                    last = stream.launch(kernel, 1, 1)
+                took.append((perf_counter() - start) / _BURST * 1e6)
+                await last
+            return median(took)
+
+        yield work
+
+
+@asynccontextmanager
+async def _ops(gather: Callable[..., Awaitable[Any]], device: aiocuda.Device) -> AsyncIterator[Work]:
+    kernel = empty()
+    async with open_streams(device, _STREAMS) as streams:
+
+        async def work(seconds: float) -> float:
+            start = perf_counter()
+
+            async def worker(stream: aiocuda.Stream) -> int:
+                done = 0
+                while perf_counter() < start + seconds or not done:
+                    await gather(*[stream.launch(kernel, 1, 1) for _ in range(_IN_FLIGHT)])
+                    done += _IN_FLIGHT
+                return done
+
+            return sum(await asyncio.gather(*map(worker, streams))) / (perf_counter() - start)
+
+        yield work
+
+
+@asynccontextmanager
+async def _pipeline_30us(device: aiocuda.Device) -> AsyncIterator[Work]:
+    kernel = spin(STAGE)
+    stages = [
+        aiocuda.Stage(name, lambda slot: slot.stream.launch(kernel, 1, 1, nanoseconds(STAGE)))
+        for name in ("first", "second", "third")
+    ]
+    async with aiocuda.Pipeline(device, stages, _DEPTH) as pipeline:
+
+        async def work(seconds: float) -> float:
+            took, stop = list[float](), perf_counter() + seconds
+            while (start := perf_counter()) < stop or not took:
+                async for _ in pipeline.run(range(_ITEMS)):
+                    pass
+                took.append((perf_counter() - start) / _ITEMS * 1e6)
+            return median(took)
+
+        yield work
+
+
+@asynccontextmanager
+async def _kernel_200us(busy: float, device: aiocuda.Device) -> AsyncIterator[Work]:
+    kernel = spin(SHORT)
+    async with open_streams(device, 1) as (stream,):
+
+        async def work(seconds: float) -> float:
+            other = asyncio.create_task(keep_busy(busy)) if busy else None
+            late = await added(lambda: stream.launch(kernel, 1, 1, nanoseconds(SHORT)), SHORT, seconds)
+            if other is not None:
+                other.cancel()
+            return median(late)
+
+        yield work
+
+
+@asynccontextmanager
+async def _idle_64_streams(device: aiocuda.Device) -> AsyncIterator[Work]:
+    async with open_streams(device, _IDLE):
+        yield idle
+
+
+SLICES: dict[str, Slice] = {
+    "await_empty_kernel": Slice("µs", "lower", _await_empty_kernel),
+    "launch": Slice("µs", "lower", _launch),
+    "ops_8x16": Slice("ops/s", "higher", partial(_ops, aiocuda.gather)),
+    "ops_8x16_asyncio": Slice("ops/s", "higher", partial(_ops, asyncio.gather)),
+    "pipeline_30us": Slice("µs", "lower", _pipeline_30us),
+    "busy_loop": Slice("µs", "lower", partial(_kernel_200us, BUSY)),
+    "kernel_200us": Slice("µs", "lower", partial(_kernel_200us, 0.0)),
+    "idle_64_streams": Slice("ms/s", "lower", _idle_64_streams),
+}
