@@ -14,6 +14,7 @@ documentation recommends, each in its own process. Ratios can be compared betwee
 ``lateness``              rows of the group ``waits`` about the time from the end of a kernel to its coroutine
 ``streams_bound``         rows of the group ``waits`` about many streams in a process with idle ones
 ``raw_waits``             awaiting by a raw host callback, beside those rows; ``durations``: their kernels' patterns
+``torch_submit``          the row of the group ``waits`` about PyTorch
 ``services``              rows about services with a model of PyTorch; ``serving_torch``: with batches;
 ``frozen_service``        over HTTP, with and without frozen objects
 ``coordination``, ``mix``  rows about several streams; the mix of work for pools

@@ -157,8 +157,8 @@ async def _serve(driver: Any) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with aiocuda.open_device(driver=driver) as device:
-        compiled = "aiocuda._core._compiled" in sys.modules
-        _say(file=aiocuda.__file__, version=aiocuda.__version__, compiled=compiled, device=device.name)
+        core = getattr(device.statistics(), "core", "unknown")
+        _say(file=aiocuda.__file__, version=aiocuda.__version__, core=core, device=device.name)
         gc.collect()
         gc.freeze()
         while words := (await reader.readline()).decode().split():
@@ -204,8 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _sides(old, new, given.driver) as sides:
         about = {name: side.about() for name, side in sides.items()}
         for name, one in about.items():
-            print(f"{name}: {one['file']}, {'compiled' if one['compiled'] else 'Python'} core, {one['device']}")
-        if about["old"]["compiled"] != about["new"]["compiled"]:
+            print(f"{name}: {one['file']}, core: {one['core']}, {one['device']}")
+        if about["old"]["core"] != about["new"]["core"]:
             print("the cores differ: build both with `python -m aiocuda._core.build`", file=sys.stderr)
         for name in given.rows:
             rows.append(_row(sides, name, pairs, seconds))

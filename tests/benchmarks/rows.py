@@ -678,6 +678,18 @@ _ALL = (
         small={"slice": 0.05, "runs": 2},
         group="waits",
     ),
+    Row(
+        name="torch_submit",
+        title="64 handlers, each 64 rows through a small model of PyTorch, by submit on four streams",
+        module="torch_submit",
+        unit="requests/s",
+        better="higher",
+        baseline="PyTorch on the loop with the same switch of streams, an event and sleep(0)",
+        bounds=(Bound("worst_of_switched", at_least=0.90),),
+        sizes={"rows": 64, "handlers": 64, "streams": 4, "slice": 0.3, "launches": 500, "repeats": 3, "runs": 5},
+        small={"handlers": 8, "slice": 0.03, "launches": 50, "repeats": 1, "runs": 2},
+        group="waits",
+    ),
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
