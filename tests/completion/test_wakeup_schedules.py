@@ -346,12 +346,12 @@ def waiters_woken_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[Plant, Setting, str]] = [
-    (late_rearm, Setting(), "lost wake: nothing will wake"),
+    (late_rearm, Setting(), "lost wake: .. has no notifier"),
     (early_rearm, Setting(), "queue . refers to other notifiers"),
     (disarm_on_resolve, Setting(), "was armed again before its tag was read"),
-    (no_watchdog, Setting(lost=1), "lost wake: the watchdog does not wake"),
+    (no_watchdog, Setting(lost=1), "notifiers that were not returned: 1"),
     (tags_without_generation, Setting(repeated=1), "was armed again before its tag was read"),
-    (poll_without_plan, Setting(), "lost wake: nothing will wake"),
+    (poll_without_plan, Setting(), "lost wake: .. has no notifier"),
     (spin_without_park, Setting(policy=POLLING), "lost wake: nothing will wake"),
     (resolve_without_query, Setting(), "V2 .. was resolved before the device was done"),
     (only_newest_resolved, Setting(), "V3 .. was resolved before its predecessor"),

@@ -126,8 +126,7 @@ class _Round:
             self._actions.choose(self._ends[self._actions.choose([*self._ends])]).abandon()
 
     def _advance(self) -> None:
-        over = {slot for slot, ends in self._ends.items() if all(map(internals.device_has_finished, ends))}
-        failed = {slot for slot in over if any(end.state != "done" for end in self._ends[slot])}
+        over = self._over()
         raised = False
         try:
             self._ring.advance()
@@ -138,20 +137,28 @@ class _Round:
             raised = True
         if self._checker.driver.fault is not None:
             return
+        states = {slot: slot.state for slot in self._states}
+        moved = {slot for slot, state in states.items() if state != self._states[slot]}
+        if not over <= moved <= self._over():  # `advance` has made queries
+            self._report(f"{len(over)} slots were over, then {len(self._over())}, and {len(moved)} have moved")
+        failed = {slot for slot in moved if any(end.state != "done" for end in self._ends[slot])}
         if raised != bool(failed):
             self._report(f"the operations of {len(failed)} slots have failed, and `advance` has raised: {raised}")
-        for slot, before in [*self._states.items()]:
-            after = before if slot not in over else "free" if slot in failed else _NEXT[before]
-            if slot.state != after:
-                self._report(f"slot {slot.number}, which was {before}, is {slot.state} instead of {after}")
-            if slot.state != before and not all(self._is_device_done(end) for end in self._ends[slot]):
+        for slot in moved:
+            before, after = self._states[slot], "free" if slot in failed else _NEXT[self._states[slot]]
+            if states[slot] != after:
+                self._report(f"slot {slot.number}, which was {before}, is {states[slot]} instead of {after}")
+            if not all(self._is_device_done(end) for end in self._ends[slot]):
                 self._report(f"slot {slot.number} is no longer {before}, and the device still is")
             self._states[slot] = after
-            if slot in over:
-                del self._ends[slot]
+            del self._ends[slot]
             if after == "free":
                 del self._states[slot]
         self._compare()
+
+    def _over(self) -> set[Slot]:
+        """Return the slots whose operations have ended, as the loop has seen it."""
+        return {slot for slot, ends in self._ends.items() if all(map(internals.device_has_finished, ends))}
 
     def _is_device_done(self, operation: Operation[Any]) -> bool:
         return internals.has_failed(operation) or self._checker.is_device_done(operation)

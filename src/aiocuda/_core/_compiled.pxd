@@ -18,7 +18,7 @@ cdef extern from "_calls.h":
     bint write_value "aiocuda_write_value"(int, unsigned long long, object)
 
 # Constants that the modules import.
-cdef int BARRED, COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED
+cdef int BARRED, COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
 cdef Py_ssize_t MOST_PER_TURN
 cdef double IN_CALL
 
@@ -38,12 +38,11 @@ cdef class Countdown:
 
 cdef class Estimate:
     cdef public object kernel, seconds
-    cdef public double spread
+    cdef public int agreed
     cdef Estimate _after_wait
-    cpdef caught(self, double sample)
-    cpdef overslept(self, double bound)
+    @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, is_exact=cython.bint)
+    cpdef add(self, double least, double most)
     cpdef shorten(self, double factor)
-    cpdef overdue(self, double bound)
 
 cdef class _Instant(Estimate):
     pass
@@ -63,8 +62,9 @@ cdef class Turn:
 
 cdef class Watch:
     cdef public object armed
-    cdef public bint attended, polling
-    cdef public double poll_from, poll_until, predicted, since
+    cdef public bint attended, parked, polling, repeats
+    cdef public double looked, poll_from, poll_until, predicted, since
+    cdef public long long target
 
 cdef class DeviceFields:
     cdef public object driver, listeners
@@ -138,7 +138,6 @@ cdef class Ring:
     cdef public double last_busy, last_resolved
     cdef public QueuedOperation _target
     cdef public bint _resolving
-    cdef int _blind_awaits, _most_blind_awaits
     cpdef append(self, QueuedOperation operation)
     cpdef check_loop(self)
     cpdef check(self)
@@ -153,6 +152,8 @@ cdef class Ring:
     cdef Py_ssize_t _poll(self, Py_ssize_t budget, bint awaited, bint newest_only) except -1
     @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
     cpdef look_ahead(self, QueuedOperation operation)
+    cpdef glance(self)
+    cdef bint _was_asked(self) except -1
     @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
     cpdef resolve_to(self, QueuedOperation operation)
     @cython.locals(turn=Turn, known=cython.Py_ssize_t, most=cython.Py_ssize_t, resolved=cython.Py_ssize_t)
@@ -172,8 +173,7 @@ cdef class Ring:
     cdef bint _has_passed(self, QueuedOperation operation) except -1
     @cython.locals(answer=cython.int)
     cdef bint _is_done(self, Lease lease) except -1
-    @cython.locals(busy=cython.double, blind=cython.double)
-    cdef _learn_from_mixture(self, QueuedOperation first, QueuedOperation last, double now)
+    @cython.locals(busy=cython.double, start=cython.double)
     cdef _after_resolving(self, Estimate sampled, QueuedOperation first, QueuedOperation last, Py_ssize_t timed, double now)
 
 cdef class BoundCall:

@@ -1,24 +1,34 @@
-"""Estimate: the expected duration of one kind of operation.
+"""Estimate: the expected duration of one kind of operation, and whether its durations repeat.
 
 A duration begins at the submission, or when the previous operation of the queue was resolved, if that is later. It ends
-when the operation is resolved, by the host's clock. There are two kinds of samples. A *caught* operation was seen
-unfinished and then finished by polling; its sample is exact to one turn of the loop. A *coarse* sample was found
-finished after a sleep or a park, and is only an upper bound: a parked thread wakes 0.4-0.7 ms late (measured).
+when the operation is resolved, by the host's clock. So it is known as an interval: from the last query that found the
+operation unfinished to the one that found it done.
 """
 
 from __future__ import annotations
 
 __all__ = ["INSTANT", "Estimate"]
 
-#: Weight of a new sample: after three samples, half of a change is learned; one outlier moves the estimate by a fifth.
+#: Weight of a new exact sample: after three samples, half of a change is learned.
 WEIGHT = 0.2
+
+#: An interval that is shorter than this, or than a tenth of its end, is an exact sample.
+EXACT_SECONDS = 100e-6
+EXACT_PART = 0.1
+
+#: Durations repeat if they differ by at most this, or by this part.
+REPEAT_SECONDS = 200e-6
+REPEAT_PART = 0.05
+
+#: A host callback wakes the loop at most so late, usually: an operation has not ended before.
+CALLBACK_SECONDS = 700e-6
+
+#: `Estimate.agreed` counts up to this.
+MOST_AGREED = 3
 
 
 class Estimate:
-    """The expected duration of one kind of operation, and its variation.
-
-    Without the variation, one late wake-up would cause the next: in a pipeline, the gap that it leaves comes again as
-    an operation that is late by the same time.
+    """The expected duration of one kind of operation.
 
     Attributes
     ----------
@@ -26,16 +36,17 @@ class Estimate:
         The name of the kernel of a launch.
     seconds : float or None
         The expected duration; None if unknown.
-    spread : float
-        The mean deviation in seconds, as TCP uses it for its time-outs (RFC 6298).
+    agreed : int
+        0 to 3: each sample that agrees with ``seconds`` adds one, each other one subtracts one. At 0, the next sample
+        replaces ``seconds``. So a rare outlier changes nothing, and durations that vary never get far.
     """
 
-    __slots__ = ("_after_wait", "kernel", "seconds", "spread")
+    __slots__ = ("_after_wait", "agreed", "kernel", "seconds")
 
     def __init__(self, kernel: str | None = None) -> None:
         self.kernel = kernel
         self.seconds: float | None = None
-        self.spread = 0.0
+        self.agreed = 0
         self._after_wait: Estimate | None = None
 
     @property
@@ -48,32 +59,30 @@ class Estimate:
             self._after_wait = Estimate(self.kernel)
         return self._after_wait
 
-    def caught(self, sample: float) -> None:
-        """Add an exact sample."""
+    def add(self, least: float, most: float) -> None:
+        """Add a sample: a duration between two bounds, in seconds."""
+        if self.seconds is None:
+            self.seconds = most
+            return
         known = self.seconds
-        if known is None:
-            self.seconds = sample
+        is_exact = most - least <= EXACT_SECONDS or most - least <= EXACT_PART * most
+        if least < most - CALLBACK_SECONDS:
+            least = most - CALLBACK_SECONDS
+        nearest = most if is_exact or known > most else least if known < least else known
+        off = nearest - known if nearest > known else known - nearest
+        if off <= REPEAT_SECONDS or off <= REPEAT_PART * known:
+            self.seconds = known + WEIGHT * (nearest - known) if is_exact else nearest
+            if self.agreed < MOST_AGREED:
+                self.agreed += 1
+        elif self.agreed:
+            self.agreed -= 1
         else:
-            self.seconds = known + WEIGHT * (sample - known)
-            self.spread += WEIGHT * (abs(sample - known) - self.spread)
-
-    def overslept(self, bound: float) -> None:
-        """Add an upper bound: the operation was done at the first query, ``bound`` seconds after its start."""
-        if self.seconds is None or bound < self.seconds:
-            self.seconds = bound
+            self.seconds = most
 
     def shorten(self, factor: float) -> None:
         """Scale the estimate: together with operations of other kinds, its operations took less time than predicted."""
         if self.seconds is not None:
             self.seconds *= factor
-
-    def overdue(self, bound: float) -> None:
-        """Add a sample of a parked operation that exceeded its estimate, and ended shortly before ``bound``."""
-        if self.seconds is None:
-            self.seconds = bound
-        elif bound > self.seconds:
-            self.spread = max(self.spread, (bound - self.seconds) / 2)
-            self.seconds += (bound - self.seconds) / 2
 
 
 class _Instant(Estimate):
@@ -81,18 +90,13 @@ class _Instant(Estimate):
 
     __slots__ = ()
 
-    def caught(self, sample: float) -> None:
-        """Do nothing."""
-
-    def overslept(self, bound: float) -> None:
+    def add(self, least: float, most: float) -> None:
         """Do nothing."""
 
     def shorten(self, factor: float) -> None:
         """Do nothing."""
 
-    def overdue(self, bound: float) -> None:
-        """Do nothing."""
-
 
 INSTANT = _Instant()
 INSTANT.seconds = 0.0
+INSTANT.agreed = MOST_AGREED

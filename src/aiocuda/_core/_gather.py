@@ -79,7 +79,13 @@ class Gathering(Awaitable[T]):
         self._callbacks = None
 
     def done(self) -> bool:
-        """True if the gathering has its results or its failure. Makes no driver call, never blocks."""
+        """True if the gathering has its results or its failure. Like `Operation.done` it queries, and never blocks."""
+        for operation in self._operations:
+            if operation.status < DONE:
+                operation.queue.glance()
+        return self._has_finished()
+
+    def _has_finished(self) -> bool:
         unfinished = False
         for operation in self._operations:
             if operation.status < DONE:
@@ -100,7 +106,7 @@ class Gathering(Awaitable[T]):
         return None if failed is None else failed.exception()
 
     def _check_done(self) -> None:
-        if not self.done():
+        if not self._has_finished():
             raise BusyError(f"{self!r} has not finished: await it")
 
     def cancelled(self) -> bool:
@@ -114,7 +120,7 @@ class Gathering(Awaitable[T]):
             context = copy_context()
         for operation in self._operations:
             operation.queue.check_loop()
-        if self.done():
+        if self._has_finished():
             get_running_loop().call_soon(fn, self, context=context)
             return
         callbacks = self._callbacks
@@ -240,7 +246,7 @@ class Gathering(Awaitable[T]):
 
     def __repr__(self) -> str:
         # asyncio.create_task(gathering) raises "a coroutine was expected, got <Gathering …>".
-        state = "done" if self.done() else "unfinished; coroutine: .wait()"
+        state = "done" if self._has_finished() else "unfinished; coroutine: .wait()"
         return f"<Gathering of {len(self._operations)} operations: {state}>"
 
 
@@ -262,7 +268,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
         super().__init__([], return_exceptions)
         self._things = things
         self._notes_failures = not return_exceptions
-        self._left = len(things)
+        self._left = {id(thing) for thing in things}  # that have not been noted
         self._future: Future[None] = get_running_loop().create_future()
         self._wrapped: list[tuple[Callable[[Any], object], Callable[[Any], object]]] = []  # callbacks, and their form
         context = copy_context()
@@ -273,8 +279,8 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
                 thing.add_done_callback(self._note, context=context)
 
     def _note(self, thing: Any) -> None:
-        """Count one that has ended."""
-        self._left -= 1
+        """Note one that has ended."""
+        self._left.discard(id(thing))
         if self._future.done():
             return
         error = thing.exception() if self._notes_failures else None
@@ -284,6 +290,13 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
             self._future.set_result(None)
 
     def done(self) -> bool:
+        if not self._has_finished():
+            for thing in self._things:
+                if thing.done():
+                    self._note(thing)  # its callback comes in the next turn of the loop
+        return self._has_finished()
+
+    def _has_finished(self) -> bool:
         return self._future.done()
 
     def result(self) -> Any:
@@ -319,7 +332,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
         return self.result()
 
     def __repr__(self) -> str:
-        state = "done" if self.done() else "unfinished; coroutine: .wait()"
+        state = "done" if self._has_finished() else "unfinished; coroutine: .wait()"
         return f"<Gathering of {len(self._things)} operations, nodes and tickets: {state}>"
 
 

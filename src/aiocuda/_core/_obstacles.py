@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["BARRED", "CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED"]
+__all__ = ["BARRED", "CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED",
+           "UNASKED"]  # fmt: skip
 
 #: The queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
 CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number in range(6))
@@ -15,3 +16,6 @@ BARRED = CLOSED | SHARED | RECORDED | POISONED | FAULTED
 
 #: The bits with which a device-side wait of the queue, or for it, is more than a wait for one event.
 COMPLICATED = SHARED | RECORDED | POISONED
+
+#: The bits with which the driver is not queried for a program that asks without an await: see `Ring.glance`.
+UNASKED = CLOSED | RECORDED | FAULTED

@@ -68,8 +68,16 @@ class Operation(Generic[T_co]):
 
     @property
     def state(self) -> str:
-        """``"queued"``, ``"staging"``, ``"submitted"``, ``"landing"``, ``"done"``, ``"failed"`` or ``"abandoned"``."""
+        """``"queued"``, ``"staging"``, ``"submitted"``, ``"landing"``, ``"done"``, ``"failed"`` or ``"abandoned"``.
+
+        Like `done`, it queries the device.
+        """
         raise NotImplementedError
+
+    @property
+    def seen_state(self) -> str:
+        """The state as the loop has last seen it, without a query: for log events and ``repr``."""
+        return self.state
 
     @property
     def stream(self) -> Any:
@@ -112,7 +120,11 @@ class Operation(Generic[T_co]):
         raise NotImplementedError
 
     def done(self) -> bool:
-        """True if the operation has a result or a failure, or was abandoned. Makes no driver call, never blocks."""
+        """True if the operation has a result or a failure, or was abandoned. Never blocks.
+
+        On the operation's own loop it queries the device, at most once per stream in 20 µs, so
+        ``while not operation.done(): …`` ends. Elsewhere it says what that loop has last seen.
+        """
         raise NotImplementedError
 
     def result(self) -> T_co:
@@ -183,13 +195,13 @@ class Operation(Generic[T_co]):
 
     def __repr__(self) -> str:
         # asyncio.create_task(operation) raises "a coroutine was expected, got <Operation …>".
-        return f"{str(self)[:-1]}; coroutine: .wait()>" if self.state in _UNFINISHED else str(self)
+        return f"{str(self)[:-1]}; coroutine: .wait()>" if self.seen_state in _UNFINISHED else str(self)
 
     def __str__(self) -> str:
         label = self.label
         kind, number = getattr(self, "kind"), getattr(self, "id")  # noqa: B009 - a subclass may define them otherwise
         name = kind if label is None else f"{kind} {shown(label)}"
-        return f"<Operation {number} {name} on {self.stream_name}: {self.state}>"
+        return f"<Operation {number} {name} on {self.stream_name}: {self.seen_state}>"
 
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")

@@ -59,6 +59,8 @@ class QueuedOperation(Operation[T_co]):
     gate: Gate | None
 
     def done(self) -> bool:
+        if self.status < DONE:
+            self.queue.glance()
         return self.status >= DONE
 
     def result(self) -> T_co:

@@ -18,7 +18,7 @@ from ._calls import COMPILED, copy_context, next_id
 from ._countdown import Countdown
 from ._estimate import INSTANT
 from ._native import Native
-from ._obstacles import COMPLICATED, INACTIVE, POISONED, REFUSING, SHARED
+from ._obstacles import COMPLICATED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
 from ._operation import INTERNAL
 from ._state import DONE, IN_CALL, SUBMITTED
 from ._watch import Watch
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Obstacle", "Ring", "new_operation"]
 
-#: Awaits of a stream that make no query of its newest operation after one that was in vain.
-MOST_BLIND_AWAITS = 15
+#: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
+GLANCE_SECONDS = 20e-6
 
 #: Seconds from which a query that is repeated must let signals and other threads in.
 LONG = 0.001
@@ -110,7 +110,7 @@ class Ring:
         Ends what was refused, or interrupted by Ctrl-C.
     """
 
-    __slots__ = ("__weakref__", "_blind_awaits", "_most_blind_awaits", "_native", "_poison", "_record", "_resolving",
+    __slots__ = ("__weakref__", "_native", "_poison", "_record", "_resolving",
                  "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
                  "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "newest_id", "now",
                  "obstacles", "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports",
@@ -146,7 +146,6 @@ class Ring:
         self._poison: Poison | None = None
         self.latencies: deque[float] = deque(maxlen=512)
         self._resolving = False
-        self._blind_awaits = self._most_blind_awaits = 0  # calls of `look_ahead` that make no query: left, and of all
         self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.last_busy = self.last_resolved = 0.0
 
@@ -376,23 +375,27 @@ class Ring:
         """Resolve all operations of the stream by one query, if the newest one is done. Called before `linger`.
 
         Other awaits of this turn have found their operations done, so the next awaits probably will, too:
-        `asyncio.gather` awaits each operation by a task of its own, and all of them begin in one turn. After a query
-        that was in vain, the next 1, 3, 7 … calls make none.
+        `asyncio.gather` awaits each operation by a task of its own, and all of them begin in one turn.
         """
         pending = self.pending
-        if len(pending) < 2 or pending[-1] is operation:
-            return
-        if self._blind_awaits:
-            self._blind_awaits -= 1
-            return
         turn = self.reactor.turn
-        resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True) if turn.inlined < MOST_PER_TURN else 0
+        if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN or self._was_asked():
+            return
+        resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True)
         if resolved:
             turn.has_inlined(resolved)
-            self._most_blind_awaits = 0
-        else:
-            self._most_blind_awaits = min(2 * self._most_blind_awaits + 1, MOST_BLIND_AWAITS)
-            self._blind_awaits = self._most_blind_awaits
+
+    def glance(self) -> None:
+        """Query the driver for a program that asks without an await, and resolve what is done.
+
+        It does nothing on another thread or loop, and while the stream is captured, closed or faulted.
+        """
+        if self.pending and not self.obstacles & UNASKED and _get_running_loop() is self.loop and not self._was_asked():
+            self.poll()
+
+    def _was_asked(self) -> bool:
+        """True if a query has found the stream unfinished just now."""
+        return self.now() - self.last_busy < GLANCE_SECONDS
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: it is known to be done.
@@ -602,27 +605,8 @@ class Ring:
                 return answer == 1
         return self.driver.event_query(lease.handle)
 
-    def _learn_from_mixture(self, first: StreamOperation[Any], last: StreamOperation[Any], now: float) -> None:
-        """Shorten the estimates of the first and the last of several operations that ended before the predicted end.
-
-        Without this, a wait for a chain that takes less time than the sum of its estimates would oversleep each time.
-        """
-        start = max(first.submitted_at, self.last_resolved)
-        blind = now - max(self.last_busy, start)  # the operations ended at some time in this interval
-        if blind <= 100e-6 or blind <= 0.1 * (now - start):
-            return
-        factor = (now - start) / (self.watch.predicted - start)
-        for estimate in {first.estimate, last.estimate}:
-            if estimate is not None:
-                estimate.shorten(factor)
-
     def _after_resolving(
-        self,
-        sampled: Estimate | None,
-        first: StreamOperation[Any],
-        last: StreamOperation[Any],
-        timed: int,
-        now: float,
+        self, sampled: Estimate | None, first: StreamOperation[Any], last: StreamOperation[Any], timed: int, now: float
     ) -> None:
         """Learn from the resolved operations, and fill the room that they have left.
 
@@ -640,15 +624,13 @@ class Ring:
             if self.last_resolved > start:  # `max` takes 60 ns
                 start = self.last_resolved
             busy = self.last_busy
-            blind = now - (busy if busy > start else start)  # the operations ended at some time in this interval
-            if blind <= 100e-6 or blind <= 0.1 * (now - start):
-                sampled.caught((now - start) / timed)
-            elif sampled.seconds is None or now - start < sampled.seconds * timed:
-                sampled.overslept((now - start) / timed)
-            elif busy - start > sampled.seconds * timed:
-                sampled.overdue((now - start) / timed)
+            sampled.add((busy - start) / timed if busy > start else 0.0, (now - start) / timed)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
-            self._learn_from_mixture(first, last, now)
+            # They are of different kinds, and end before their predicted end: the estimates are too long.
+            start = max(first.submitted_at, self.last_resolved)
+            for estimate in {first.estimate, last.estimate}:
+                if estimate is not None:
+                    estimate.shorten((now - start) / (self.watch.predicted - start))
         if timed:  # zero-duration operations carry no timing information
             self.last_resolved = now
         self._target = None
@@ -673,7 +655,7 @@ class Ring:
             self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
             label: str | None,
         ) -> StreamOperation[Any]: ...  # fmt: skip
-        def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, float]: ...
+        def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]: ...
         def _skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool: ...
         def _submit_observed(
             self, listeners: Listeners, operation: StreamOperation[Any], call: Callable[..., object] | None,

@@ -1,39 +1,32 @@
-"""Policies: when the loop polls, sleeps or parks while it waits for the device."""
+"""Policies: how much a loop polls while it waits for the device."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["CompletionPolicy", "Plan", "PolicyName"]
+__all__ = ["CompletionPolicy", "PolicyName"]
 
 PolicyName: TypeAlias = Literal["latency", "balanced", "efficient"]
 
 
-class Plan(NamedTuple):
-    """Poll between two moments, sleep before, park after. In seconds by the driver's clock."""
-
-    poll_from: float
-    poll_until: float
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompletionPolicy:
-    """How the loop finds out that an operation is done.
+    """How much the loop polls to find out earlier that an operation is done.
 
-    There are three ways. *Polling* queries the event in each turn of the loop: at most 10-12 µs late, but a core is
-    busy. *Sleeping* until shortly before the predicted end costs nothing; then the loop polls. *Parking* arms a native
-    host function that wakes the loop through a descriptor: no cost during the wait, and 30-700 µs late, because the
-    operating system takes that long to wake a sleeping thread.
+    A native host function of CUDA wakes the loop through a descriptor. That costs nothing during the wait, and is 30 to
+    700 µs late, because the operating system takes that long to wake a sleeping thread. *Polling* queries the event in
+    each turn of the loop: at most 10-12 µs late, but a core is busy. `aiocuda.completion._wait_rule` says when the loop
+    does which; a policy sets the times.
 
     Parameters
     ----------
     name
         The name in ``repr`` and reports.
     unknown
-        Seconds of polling for an operation whose duration is unknown.
+        Seconds of polling for an operation whose duration is unknown. After 150 µs a host function is armed, too.
     lead
         Seconds before the predicted end at which polling starts. The usual lateness of timers, up to a millisecond, is
         measured and added.
@@ -42,6 +35,9 @@ class CompletionPolicy:
     linger
         Seconds for which an await queries repeatedly, if the end is predicted within as many; half of it while other
         streams have waiters. To suspend and resume a task takes the loop about 8 µs, so a short wait is cheaper.
+    share
+        The part of each second in which the loop polls beside armed host functions, for all streams of a device
+        together. 1.0 has no limit; below it, the loop polls only where the last durations have repeated.
     cost
         A description of the costs.
     """
@@ -52,6 +48,7 @@ class CompletionPolicy:
     grace: float
     linger: float = 0.0
     cost: str = ""
+    share: float = 0.1
 
     @classmethod
     def named(cls, policy: PolicyName | CompletionPolicy) -> CompletionPolicy:
@@ -69,24 +66,8 @@ class CompletionPolicy:
 
     def parking(self) -> CompletionPolicy:
         """Return this policy without polling."""
-        return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0)
+        return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0, share=0.0)
 
-    def plan(self, now: float, predicted_end: float | None, spread: float = 0.0) -> Plan:
-        """Return the plan for an operation that is unfinished at ``now``, by its prediction and the spread of that."""
-        if predicted_end is None or self.lead <= 0.0:
-            return Plan(now, now + self.unknown)
-        margin = min(4.0 * spread, MOST_MARGIN)
-        poll_from = predicted_end - self.lead - margin / 2
-        if poll_from - now < SHORTEST_SLEEP:
-            poll_from = now
-        return Plan(poll_from, max(predicted_end, now) + self.grace + margin)
-
-
-#: The most seconds of polling that the variation of durations adds to ``grace``.
-MOST_MARGIN = 0.003
-
-#: A shorter sleep is replaced by polling: sleeping and waking take as long.
-SHORTEST_SLEEP = 0.0005
 
 _NAMED = {
     policy.name: policy
@@ -97,22 +78,24 @@ _NAMED = {
             lead=3.0e-3,
             grace=0.050,
             linger=50e-6,
+            share=1.0,
             cost="10-30 µs late; a core is busy for the last 3 ms of every wait, and for 50 ms of an unexpected one",
         ),
         CompletionPolicy(
             "balanced",
-            unknown=200e-6,
-            lead=0.5e-3,
-            grace=500e-6,
+            unknown=150e-6,
+            lead=0.08e-3,
+            grace=0.1e-3,
             linger=40e-6,
-            cost="10-60 µs late where durations repeat, else up to a millisecond or an eighth of the wait; a core is "
-            "busy for the last 0.5 ms, 2 ms where durations vary, and up to 3.5 ms past an end that does not come",
+            cost="10-150 µs late where durations repeat, else 0.03-0.7 ms; polls for 150 µs of a short or unexpected "
+            "wait, and around predicted ends for a tenth of a core",
         ),
         CompletionPolicy(
             "efficient",
             unknown=0.0,
             lead=0.0,
             grace=0.0,
+            share=0.0,
             cost="0.03-0.7 ms late; no polling beyond one query per await",
         ),
     )

@@ -1,7 +1,7 @@
 """Reactor: watches the stream queues of one event loop on one device.
 
 It has one poller, one port, one alarm and one watchdog, for any number of streams and waiters. Each queue with a waiter
-has a plan: poll between two moments, sleep before, park after. An operation is resolved only after a query.
+is polled, or parked: `_wait_rule` says when. An operation is resolved only after a query.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from ._alarm import Alarm
 from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
+from ._poll_allowance import PollAllowance
 from ._pumps import Pumps
 from ._submission_pace import SubmissionPace
+from ._wait_rule import HELD_UP_SECONDS, SHORTEST, first_poll, is_held_up, next_look
 
 if TYPE_CHECKING:
+    from ._armed_notifier import ArmedNotifier
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
@@ -38,22 +41,6 @@ __all__ = ["QueryGuard", "Reactor", "reactors_of"]
 
 #: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32
-
-#: A stream without a notifier is queried this often, at most.
-TICK_SECONDS = 0.001
-
-#: The more such streams there are, the more rarely each is queried: a query takes 1.5 to 5 µs, so that all of them take
-#: at most 2 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
-TICK_SECONDS_PER_QUEUE = 250e-6
-
-#: No stream is queried later than by this part of the time that it has waited.
-TICK_LATENESS = 1 / 32
-
-#: A parked queue is queried once more after this time, at the earliest.
-RECHECK_SECONDS = 0.001
-
-#: A sleep longer than this is parked too, in case the work ends earlier than predicted.
-LONG_SLEEP = 0.005
 
 
 class QueryGuard:
@@ -116,6 +103,8 @@ class Reactor(ReactorFields):
     notifier_pool : NotifierPool
     jobs : Jobs
     alarm : Alarm
+        Of the next query of a parked stream.
+    poll_allowance : PollAllowance
     sweeps : tuple of callables
         Called in each pass of the watchdog. Finalisers leave their memory to them.
     """
@@ -126,9 +115,9 @@ class Reactor(ReactorFields):
         *("notifications", "watchdog_wakes", "lost_wakes"),
     )
 
-    __slots__ = ("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags", "_tick", "_tick_at",
-                 "_ticked", "_watchdog", "abandoned", "alarm", "closed", "failed", "jobs", "lost_wakes",
-                 "notifications", "notifier_pool", "opened", "parks", "pumps", "query_guard", "queues", "sleeps",
+    __slots__ = ("__weakref__", "_complained", "_descriptor", "_heard", "_held_up_until", "_loop_watch", "_spinning",
+                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "failed", "jobs", "lost_wakes", "notifications",
+                 "notifier_pool", "opened", "parks", "poll_allowance", "pumps", "query_guard", "queues", "sleeps",
                  "submission_pace", "submitted", "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
@@ -137,15 +126,15 @@ class Reactor(ReactorFields):
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
         self.queues: dict[StreamQueue, None] = {}
-        self._ticked: dict[StreamQueue, float] = {}  # parked without a notifier: the time of the next query
         self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
         self._spinning = False
+        self._heard = -math.inf  # the time of the last notification of an operation
+        self._held_up_until = -math.inf  # a query has found an end before its callback
         self._watchdog: asyncio.TimerHandle | None = None
-        self._tick: asyncio.TimerHandle | None = None
-        self._tick_at = math.inf  # the time of the timer, by the driver's clock
         # A simulated loop does not run in real time.
         self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
         self.submission_pace = SubmissionPace(loop)
+        self.poll_allowance = PollAllowance(device_state.policy.share)
         self.wakes = Wakes.of(loop)
         self.pumps: Pumps | None = None
         self._complained = False
@@ -190,7 +179,6 @@ class Reactor(ReactorFields):
     def stop_attending(self, queue: StreamQueue) -> None:
         """Drop the plan of a queue: none of its operations has a waiter any more."""
         self.attended.pop(queue, None)
-        self._ticked.pop(queue, None)
         queue.watch.attended = queue.watch.polling = False
 
     def retire(self, queue: StreamQueue) -> None:
@@ -216,35 +204,34 @@ class Reactor(ReactorFields):
             self.turn.has_inlined(resolved)
         return resolved
 
-    # -- poll, sleep, park ---------------------------------------------------------------------------------------
+    # -- the rule of waits: see `_wait_rule` -------------------------------------------------------------------------
 
-    def plan(self, queue: StreamQueue) -> None:
-        """Decide how to watch the queue: when an operation gets a waiter, or after a change."""
+    def plan(self, queue: StreamQueue, queried: bool = False) -> None:
+        """Decide how to wait for a queue: when an operation gets a waiter, after a change, or after a query."""
         if self.closed:
             return
-        operation, expected, spread = queue.awaited()
+        operation, predicted, repeats = queue.awaited()
         if operation is None or operation.status == LANDING:
             self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
             return
-        self.attended[queue] = None
-        queue.watch.attended = True
-        now = queue.watch.since = self.device_state.driver.now()
-        queue.watch.predicted = expected or 0.0
-        queue.watch.poll_from, queue.watch.poll_until = self.device_state.policy.plan(now, expected, spread)
-        self._ticked.pop(queue, None)
-        if queue.watch.poll_from <= now:
-            if now < queue.watch.poll_until:
-                queue.watch.polling = True
-                self._spin_soon()
-            else:
-                queue.watch.polling = False
+        watch = queue.watch
+        if watch.attended and watch.target == operation.id:  # the wait goes on
+            if not watch.polling and (queried or watch.armed is None):
                 self._park(queue, operation)
+            return
+        self.attended[queue] = None
+        watch.attended = True
+        watch.parked = False
+        watch.target = operation.id
+        watch.predicted = predicted or 0.0
+        watch.repeats = repeats
+        now = watch.since = self.device_state.driver.now()
+        watch.poll_until = first_poll(self.device_state.policy, now, predicted)
+        watch.polling = now < watch.poll_until
+        if watch.polling:
+            self._spin_soon()
         else:
-            queue.watch.polling = False
-            self.sleeps += 1
-            if queue.watch.poll_from - now > LONG_SLEEP:
-                self._arm(queue, operation)
-            self.alarm.set(queue.watch.poll_from, now)
+            self._park(queue, operation)
 
     def _spin_soon(self) -> None:
         if not self._spinning:
@@ -252,26 +239,60 @@ class Reactor(ReactorFields):
             self.loop.call_soon(self._spin)
 
     def _alarmed(self, now: float) -> None:
-        due = False
+        """Query the parked queues that are due, or begin to poll them."""
+        checked: list[StreamQueue] = []
+        following = math.inf
         for queue in self.attended:
-            if queue.watch.polling:
+            watch = queue.watch
+            if watch.polling:
                 continue
-            if queue.watch.poll_from - self.alarm.early > now:
-                self.alarm.set(queue.watch.poll_from, now)
+            if watch.poll_from - self.alarm.early > now:
+                following = min(following, watch.poll_from)
+            elif now < watch.poll_until:
+                watch.polling = True
+                self.sleeps += 1
+                self._spin_soon()
+            elif watch.armed is None or is_held_up(now, self._heard, watch.looked):
+                checked.append(queue)
             else:
-                queue.watch.polling = due = True
-        if due:
-            self._spin_soon()
+                watch.poll_from += SHORTEST
+                following = min(following, watch.poll_from)
+        if following < math.inf:
+            self.alarm.set(following, now)
+        if checked:
+            self._check(checked, now)
+
+    def _check(self, queues: list[StreamQueue], now: float) -> None:
+        """Query parked queues that no callback has woken the loop for."""
+        budget = MOST_PER_TURN
+        with self.query_guard:
+            for queue in queues:
+                armed = queue.watch.armed
+                resolved = queue.poll(budget, awaited=True) if budget > 0 else 0
+                budget -= resolved
+                self._note_held_up(armed, now)
+                if resolved or (armed is None and self.device_state.tokens):
+                    if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
+                        self.plan(queue, queried=True)
+                elif queue.watch.attended:
+                    self._look_later(queue, now)
+
+    def _note_held_up(self, armed: ArmedNotifier | None, now: float) -> None:
+        """Note that callbacks are late, if a query that came by itself has found the end of an armed operation."""
+        if armed is not None and armed.is_settled:
+            self._held_up_until = now + HELD_UP_SECONDS
 
     def _spin(self) -> None:
-        """Poll each queue that is being polled once; repeat in the next turn of the loop while there are any."""
+        """Query each queue that is polled once; repeat in the next turn of the loop while there are any."""
         self._spinning = False
         budget = MOST_PER_TURN
-        again = False
+        again = beside = False
         now = self.device_state.driver.now()
+        may_poll = self.poll_allowance.is_left(now)
         with self.query_guard:
             for queue in tuple(self.attended):
-                if not queue.watch.polling:
+                watch = queue.watch
+                if not watch.polling:
                     continue
                 if budget <= 0:
                     again = True
@@ -279,51 +300,64 @@ class Reactor(ReactorFields):
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
-                    queue.watch.polling = False
+                    watch.polling = False
                     if queue in self.attended:
                         self.plan(queue)
-                elif now >= queue.watch.poll_until and not resolved:
-                    queue.watch.polling = False
+                elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
+                    watch.polling = False
                     if queue in self.attended:
                         self._park(queue, queue.awaited()[0])
-                again = again or queue.watch.polling
+                if watch.polling:
+                    again = True
+                    beside = beside or watch.parked
+        self.poll_allowance.count(now, polls=beside)
         if again:
             self._spin_soon()
 
     def _park(self, queue: StreamQueue, operation: StreamOperation[Any] | None) -> None:
-        """Wait for a notification of the awaited operation; without a free notifier, query by a timer."""
+        """Wait for a notification of the awaited operation, and have the alarm query the queue in between."""
         if operation is None:
             self.stop_attending(queue)
             return
-        queue.watch.poll_from = math.inf
-        if not self._arm(queue, operation):
-            at = self._ticked[queue] = self.device_state.driver.now() + TICK_SECONDS
-            self._set_tick(at)
-        elif self.device_state.policy.unknown > 0.0:
-            # A notifier may be late: after copies it came when their engine was idle, 2.8 ms after its event
-            # (measured). So query in between, and more rarely the longer the wait has taken.
-            now = self.device_state.driver.now()
-            wait = max(RECHECK_SECONDS, (now - queue.watch.since) / 8)
-            queue.watch.poll_from = (
-                now + wait + self.alarm.early
-            )  # the alarm subtracts it, and this moment needs no lead
-            queue.watch.poll_until = now  # one query
-            self.alarm.set(queue.watch.poll_from, now)
+        self._arm(queue, operation)
+        if self.closed or self.faulted:
+            return
+        queue.watch.parked = True
+        self._look_later(queue, self.device_state.driver.now())
 
-    def _arm(self, queue: StreamQueue, operation: StreamOperation[Any]) -> bool:
-        """Arm a notifier, unless one is armed. Return whether it comes for this operation, or earlier."""
-        if queue.watch.armed is not None:
-            return queue.watch.armed.id <= operation.id
+    def _look_later(self, queue: StreamQueue, now: float) -> None:
+        """Set the time of the next query of a parked queue, which has been queried now."""
+        watch = queue.watch
+        watch.looked = now
+        polls = self.poll_allowance.is_left(now)
+        held_up = now < self._held_up_until
+        begin, watch.poll_until = next_look(
+            self.device_state.policy, watch, now, polls=polls, held_up=held_up, waits=len(self.attended)
+        )
+        if begin <= now:
+            watch.polling = True
+            self._spin_soon()
+            return
+        # The alarm comes earlier by its own lateness. A single query needs no lead.
+        watch.poll_from = begin if watch.poll_until else begin + self.alarm.early
+        self.alarm.set(watch.poll_from, now)
+
+    def _arm(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+        """Arm a notifier for the operation, unless one is armed for it or for an earlier one of the stream."""
+        watch = queue.watch
+        if watch.armed is not None and watch.armed.id <= operation.id:
+            return
         try:
             driver = self.device_state.driver
-            queue.watch.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
+            armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
+            if armed is not None:
+                watch.armed = armed
+                self.parks += 1
         except DeviceFault as fault:
             self.device_state.driver.blame(queue.name_awaited())
             self.fault(fault, operation)
         except AiocudaError as error:
-            self.report_refusal(error)  # without a notifier, the timer queries
-        self.parks += queue.watch.armed is not None
-        return queue.watch.armed is not None
+            self.report_refusal(error)  # without a notifier, the alarm queries
 
     # -- wake-ups ------------------------------------------------------------------------------------------------
 
@@ -353,45 +387,19 @@ class Reactor(ReactorFields):
                     continue
                 armed = self.notifier_pool.disarm(tag, self.device_state.tokens)
                 if armed is not None and armed.queue.reactor is self:
-                    armed.queue.watch.armed = None
+                    self._forget(armed)
                     queues[armed.queue] = None
         finally:
             if tags:  # interrupted
                 self.loop.call_soon(self._on_port)
         if queues:
+            self._heard = self.device_state.driver.now()
             self._look(queues)
 
-    def _on_tick(self) -> None:
-        """Query the streams without a notifier that are due."""
-        self._tick_at = math.inf
-        self._tick = None
-        # Streams that are due soon are queried now: one wake-up of the loop costs as much as ten queries.
-        soon = self.device_state.driver.now() + self._tick_cycle() / 4
-        self._look({queue: None for queue, at in self._ticked.items() if at <= soon})
-        if self._ticked:
-            self._set_tick(min(self._ticked.values()))
-
-    def _set_tick(self, at: float) -> None:
-        """Have the timer fire at this time, or earlier."""
-        if at >= self._tick_at:
-            return
-        later, self._tick = (
-            self._tick,
-            self.loop.call_later(max(0.0, at - self.device_state.driver.now()), self._on_tick),
-        )
-        self._tick_at = at  # after the timer is set: Ctrl-C in between must not leave a time without a timer
-        if later is not None:
-            later.cancel()
-
-    def _next_tick(self, queue: StreamQueue) -> float:
-        """Return the time at which to query a stream without a notifier again."""
-        now = self.device_state.driver.now()
-        wait = min(self._tick_cycle(), TICK_LATENESS * (now - queue.watch.since))
-        return now + max(TICK_SECONDS, wait)
-
-    def _tick_cycle(self) -> float:
-        """Return the seconds in which every stream without a notifier is queried once."""
-        return max(TICK_SECONDS, TICK_SECONDS_PER_QUEUE * len(self._ticked))
+    def _forget(self, armed: ArmedNotifier) -> None:
+        """Note that a notifier is not armed any more. Its queue may have armed another one for an earlier operation."""
+        if armed.queue.watch.armed is armed:
+            armed.queue.watch.armed = None
 
     def _look(self, queues: dict[StreamQueue, None]) -> None:
         """Poll the queues, and make new plans for them."""
@@ -399,13 +407,9 @@ class Reactor(ReactorFields):
         with self.query_guard:
             for queue in queues:
                 if budget > 0:
-                    resolved = queue.poll(budget, awaited=True)
-                    budget -= resolved
-                    if not resolved and queue in self._ticked:
-                        self._ticked[queue] = self._next_tick(queue)  # no new plan: it still has no notifier
-                        continue
+                    budget -= queue.poll(budget, awaited=True)
                 if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
-                    self.plan(queue)
+                    self.plan(queue, queried=True)
 
     def _goes_on(self, queue: StreamQueue) -> bool:
         """Continue in the next turn of the loop if the queue is awaited: the budget is spent. Return whether it is."""
@@ -455,8 +459,11 @@ class Reactor(ReactorFields):
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in self._watched_now():
+                armed = queue.watch.armed
                 resolved = 0 if queue.is_stuck() else queue.poll(max(budget, 1))
                 budget -= resolved
+                if resolved:
+                    self._note_held_up(armed, self.device_state.driver.now())
                 queue.pump()
                 if queue.idle:
                     self.deactivate(queue)
@@ -467,7 +474,7 @@ class Reactor(ReactorFields):
             self.fault(fault)
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
-            armed.queue.watch.armed = None
+            self._forget(armed)
             log(
                 "warning", "notification_lost", armed.context, device=self.device_state.properties.name,
                 stream=armed.queue.name, operation=armed.id, lost=self.lost_wakes, label=armed.label,
@@ -535,9 +542,8 @@ class Reactor(ReactorFields):
         if self.closed:
             return
         self.closed = True
-        for timer in (self._watchdog, self._tick):
-            if timer is not None:
-                timer.cancel()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if self._loop_watch is not None:
             self._loop_watch.rest()
         self.alarm.close()

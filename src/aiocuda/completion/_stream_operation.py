@@ -32,6 +32,11 @@ class StreamOperation(QueuedOperation[T_co]):
 
     @property
     def state(self) -> str:
+        self.done()
+        return self.seen_state
+
+    @property
+    def seen_state(self) -> str:
         return _NAMES[State(self.status)]
 
     @property

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
 
+#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
+REPEATED = 2
+
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
 
@@ -444,8 +447,8 @@ class StreamQueue(Ring):
         if self.on_host:
             self.host_queue.pump()
 
-    def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, float]:
-        """Return the oldest operation with a waiter, its predicted end, and how far off the prediction may be.
+    def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]:
+        """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
 
         If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
         would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
@@ -454,29 +457,30 @@ class StreamQueue(Ring):
         pending = self.pending
         refill = len(pending) // 2 if self.on_host else -1
         expected: float | None = None
-        spread = 0.0
+        repeats = True
         countdown: Waiter | Waiters[Waiter] | None = None
-        found: tuple[StreamOperation[Any] | None, float | None, float] = None, None, 0.0
+        found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
         for index, operation in enumerate(pending):
             if index == 0:
                 expected = max(operation.submitted_at, self.last_resolved)
             estimate = operation.estimate
             seconds = None if estimate is None else estimate.seconds
-            if expected is not None:
-                expected = None if seconds is None else expected + seconds
-                if estimate is not None and estimate.spread > spread:
-                    spread = estimate.spread
+            if estimate is None or seconds is None or expected is None:
+                expected, repeats = None, False
+            else:
+                expected += seconds
+                repeats = repeats and estimate.agreed >= REPEATED
             waiter = operation.waiters
             copies_out = operation.extra is not None and operation.extra.copy_out is not None
             if waiter is None and not copies_out and index != refill:
                 continue
             if countdown is None:
-                found = operation, expected, spread
+                found = operation, expected, repeats
                 if type(waiter) is not Countdown or copies_out or index == refill:
                     break
                 countdown = waiter
             elif waiter is countdown and not copies_out:
-                found = operation, expected, spread
+                found = operation, expected, repeats
             else:
                 break
         self._target = found[0]

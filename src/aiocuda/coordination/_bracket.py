@@ -94,8 +94,15 @@ class Bracket(Node[Any]):
     def state(self) -> str:
         return self._node.state
 
+    @property
+    def seen_state(self) -> str:
+        return self._node.seen_state
+
     def done(self) -> bool:
         return self._node.done()
+
+    def _has_finished(self) -> bool:
+        return self._node._has_finished()
 
     def result(self) -> Any:
         return self._node.result()

@@ -151,6 +151,8 @@ class DeadlockDetector:
         """Check again after so many iterations of the loop and `_period`."""
         # In an empty context: the log event belongs to no task, and the timer keeps no task's variables.
         scheduler = self._scheduler
+        if self._timer is not None:
+            self._timer.cancel()
         if iterations:
             self._timer = scheduler.loop.call_soon(self._arm, iterations - 1, context=scheduler.context)
         else:

@@ -110,7 +110,7 @@ class DependencyGraph:
             record, start = self._host, address_of(memory)
         if not record:
             return []
-        return [node for node in record.of_range(start, start + memory.nbytes) if not node.done()]
+        return [node for node in record.of_range(start, start + memory.nbytes) if not node._has_finished()]
 
     def _note(self, node: ScheduledNode[Any], accesses: Sequence[Access]) -> None:
         """Record the accesses of a node, which end the poison of the bytes that it overwrites."""

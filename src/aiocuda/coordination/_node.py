@@ -119,9 +119,18 @@ class Node(ProcessLocal, Generic[T_co]):
     def state(self) -> str:
         """``"waiting"``, ``"open"`` (a bracket), then its operation's state; ``"skipped"`` if it has no operation."""
 
+    @property
+    @abstractmethod
+    def seen_state(self) -> str:
+        """The state as the loop has last seen it, without a query: for log events and ``repr``."""
+
     @abstractmethod
     def done(self) -> bool:
-        """True if the node has finished: done, failed, skipped or abandoned. Does not query the device."""
+        """True if the node has finished: done, failed, skipped or abandoned. Queries the device as `Operation.done`."""
+
+    @abstractmethod
+    def _has_finished(self) -> bool:
+        """Do the same as `done`, without a query."""
 
     @abstractmethod
     def result(self) -> T_co:
@@ -182,8 +191,8 @@ class Node(ProcessLocal, Generic[T_co]):
         return f"{self.kind} {self.id}{description}" + ("" if self.label is None else f" {shown(self.label)}")
 
     def __repr__(self) -> str:
-        hint = "" if self.done() else "; coroutine: .wait()"  # for asyncio.create_task(node), which refuses it
-        return f"<Node {self.name}: {self.state}{hint}>"
+        hint = "" if self._has_finished() else "; coroutine: .wait()"  # for asyncio.create_task(node), which refuses it
+        return f"<Node {self.name}: {self.seen_state}{hint}>"
 
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")

@@ -210,7 +210,7 @@ class ScheduledNode(Node[T_co]):
 
     @property
     def dependencies(self) -> tuple[Node[Any], ...]:
-        return tuple(node.public for node in self.prerequisites if not node.done())
+        return tuple(node.public for node in self.prerequisites if not node._has_finished())
 
     @property
     def public(self) -> Node[Any]:
@@ -228,17 +228,27 @@ class ScheduledNode(Node[T_co]):
 
     @property
     def state(self) -> str:
+        self.done()
+        return self.seen_state
+
+    @property
+    def seen_state(self) -> str:
         phase = self.phase
         if phase == SUBMITTED:
             operation = self.operation
-            if not self.done():
-                return "submitted" if operation is None else operation.state
+            if not self._has_finished():
+                return "submitted" if operation is None else operation.seen_state
             if self.error is None:  # without an operation: a host function, which has returned
-                return "done" if operation is None else operation.state
+                return "done" if operation is None else operation.seen_state
             phase = self._unsuccessful_phase()
         return _STATES[phase]
 
     def done(self) -> bool:
+        if not self._has_finished():
+            self.scheduler.glance()
+        return self._has_finished()
+
+    def _has_finished(self) -> bool:
         if self.phase != SUBMITTED:
             return self.phase >= DONE
         operation = self.operation
@@ -259,7 +269,7 @@ class ScheduledNode(Node[T_co]):
         return cast("T_co", value)
 
     def exception(self) -> BaseException | None:
-        if not self.done():
+        if not self._has_finished():
             raise BusyError(f"{self!r} has not finished: await it")
         operation = self.operation
         if self.error is None and operation is not None and operation.status > OPERATION_DONE:
@@ -287,7 +297,7 @@ class ScheduledNode(Node[T_co]):
         scheduler.check_loop()
         if context is None:
             context = contextvars.copy_context()
-        if self.done():
+        if self._has_finished():
             scheduler.loop.call_soon(fn, self.public, context=context)
             return
         if self.callbacks is None:
@@ -346,7 +356,7 @@ class ScheduledNode(Node[T_co]):
         if self.error is not None:
             phase = self._unsuccessful_phase() if self.phase == SUBMITTED else self.phase
             return f"has ended: it is {_STATES[phase]}"
-        if self.role == "host" or self.done():
+        if self.role == "host" or self._has_finished():
             return "has ended"
         return "has been given to a stream"
 
@@ -424,7 +434,7 @@ class ScheduledNode(Node[T_co]):
 
     def wait_until_done(self, other: ScheduledNode[Any]) -> None:
         """Stay in WAITING until the host has seen that ``other`` is done, even if this node never runs."""
-        if not other.done():
+        if not other._has_finished():
             self.unmet += 1
             other.add_done_callback(self._prerequisite_done, context=self.scheduler.context)
 

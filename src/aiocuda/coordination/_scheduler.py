@@ -46,6 +46,9 @@ from ._unpolled_nodes import MOST_UNPOLLED, UnpolledNodes
 
 __all__ = ["SAMPLED", "Scheduler"]
 
+#: Seconds between two queries for a program that asks for a node without an await.
+GLANCE_SECONDS = 20e-6
+
 #: Every 16th operation is timed: reading the clock four times costs as much as the measured work.
 SAMPLED = 15
 
@@ -633,7 +636,7 @@ class Scheduler:
     def abandon(self, node: ScheduledNode[Any]) -> bool:
         """Withdraw a node, or drop its result. Returns False if it had finished or cannot be withdrawn."""
         self.check_loop()
-        if node.done():
+        if node._has_finished():
             return False
         if node.phase >= OPEN:
             return node.operation is not None and node.error is None and node.operation.abandon()
@@ -676,6 +679,12 @@ class Scheduler:
                 del self.submitted[queue]
         self._polled_at = self.driver.now()
         self.advance()
+
+    def glance(self) -> None:
+        """Query the device for a program that asks for a node without an await: at most once in 20 µs."""
+        is_own = _get_running_loop() is self.loop
+        if is_own and not self.closed and self.driver.now() - self._polled_at >= GLANCE_SECONDS:
+            self.poll()
 
     def advance(self) -> None:
         """Collect what has finished, and submit what fits."""
@@ -759,7 +768,7 @@ class Scheduler:
         self.advance()
         if node.callbacks is None:
             return
-        if node.done():
+        if node._has_finished():
             node.call_callbacks()  # an abandoned node has finished, although the device may still work on it
         elif not operation.is_settled:
             when_passed(operation, functools.partial(self._passed, node), self.context)

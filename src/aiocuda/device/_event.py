@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._base._checks import flag
 from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
-from .._core import ABANDONED, QUEUED, Operation
+from .._core import ABANDONED, DONE, QUEUED, Operation
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._stream_operation import StreamOperation
@@ -142,7 +142,7 @@ class Event(ProcessLocal):
         return self.operation.stream
 
     def done(self) -> bool:
-        """Return True if all work before it is known to have finished."""
+        """Return True if all work before it has finished. It queries the device as `Operation.done` does."""
         return self.operation.done()
 
     def result(self) -> None:
@@ -215,8 +215,8 @@ class Event(ProcessLocal):
         elif self._operation is None:
             state = "never recorded"
         else:
-            state = self._operation.state
-            if not self._operation.done():
+            state = self._operation.seen_state
+            if self._operation.status < DONE:
                 state += "; coroutine: .wait()"  # for asyncio.create_task(event), which refuses it
         return f"<Event {'timing ' if self.timing else ''}{state}>"
 

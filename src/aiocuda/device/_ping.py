@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from .._core import DONE
 from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue
 
@@ -30,14 +31,14 @@ class PingStream:
         began = now()
         queue.poll()  # a marker that the device reached before this call proves nothing
         marker = self._marker
-        if marker is None or marker.done():
+        if marker is None or marker.status >= DONE:
             marker = self._marker = queue.submit_marker()
         try:
             async with asyncio.timeout(seconds):
                 await marker
         except TimeoutError:
             queue.poll()  # if another callback has blocked the loop for so long, the device may have answered in time
-            if not marker.done():
+            if marker.status < DONE:
                 raise
             marker.result()
         return now() - began

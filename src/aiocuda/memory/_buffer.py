@@ -178,8 +178,12 @@ class DeviceBuffer:
 
     @property
     def satisfied(self) -> bool:
-        """True if a free would wait for nothing: all uses and dependencies have passed, as last seen by the loop."""
-        return not self._block.unfinished()
+        """True if a free would wait for nothing: all uses and dependencies have passed. Queries as `Operation.done`."""
+        unfinished = self._block.unfinished()
+        for use in unfinished:
+            if isinstance(use, StreamOperation):
+                use.queue.glance()
+        return not unfinished or not self._block.unfinished()
 
     def clear_dependencies(self) -> None:
         """Remove the operations that `add_dependency` has added. A free still waits for the uses of the buffer."""

@@ -615,7 +615,7 @@ async def settle_items(items: list[PipelineItem], resources: PipelineResources, 
 
 async def _wait_without_reading(operation: StreamOperation[Any]) -> None:
     """Wait for an operation, without marking its failure as seen."""
-    if not operation.done():
+    if operation.status < State.DONE:
         ended = asyncio.Event()
         operation.add_done_callback(lambda _: ended.set())
         await ended.wait()

@@ -10,7 +10,7 @@ from .._base._checks import check_integer, check_timeout, is_coroutine_function,
 from ..completion import Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..lowlevel import StreamOperation
+from ..lowlevel import State, StreamOperation
 from ..memory import DeviceBuffer
 from ._slot import Slot
 
@@ -206,7 +206,7 @@ def results_of(stage: Stage, returned: Any) -> Any:
 
 def _result_of(one: Operation[Any] | Event) -> Any:
     """Return the result of an operation. The buffer of an upload exists from the enqueueing on."""
-    if isinstance(one, StreamOperation) and one.kind == "upload" and not one.done():
+    if isinstance(one, StreamOperation) and one.kind == "upload" and one.status < State.DONE:
         if isinstance(one.value, DeviceBuffer):
             return one.value
     return one.result()

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiocuda._base._wakeups import Waiters
-from aiocuda.completion._reactor import TICK_SECONDS
 from tests.completion.search.client import name_of
 
 if TYPE_CHECKING:
@@ -91,40 +90,30 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
     if loop.is_closed():
         return tuple((queue in client.loop_state.queues, len(queue.pending)) for queue in client.queues)
     now = system.driver.clock
-    # The time at which each queue is next queried. The rest of its plan makes no difference.
-    looks = [
-        0.0 if not queue.watch.attended else queue.watch.poll_until if queue.watch.polling else queue.watch.poll_from
-        for queue in client.queues
-    ]
-    ticks = reactor._ticked
-    times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks, *ticks.values()}
-    rank = {time: index for index, time in enumerate(sorted(times))}
     return (
         reactor.closed,
         _ordered(system, (queue.name for queue in reactor.queues)),
         _ordered(system, (queue.name for queue in reactor.attended)),
-        _ordered(system, ((queue.name, rank[at]) for queue, at in ticks.items())),
         reactor._spinning,
         reactor.turn.immediate > 0,
         reactor.turn.inlined > 0,
         tuple(sorted(map(name_of, loop.timers))),
         tuple(name_of(handle) for handle in loop.ready),
-        rank[now],
-        rank[now + TICK_SECONDS],
-        -1 if reactor.alarm.at == math.inf else rank[reactor.alarm.at],
+        reactor.alarm.at == math.inf,  # when it comes, all parked queues are due
         reactor.alarm.early > 0.0,
         tuple(
             (
                 queue.active,
                 queue.watch.attended,
-                queue.watch.polling,
+                queue.watch.polling and (now < queue.watch.poll_until, queue.watch.poll_until > 0.0),
+                queue.watch.parked,
+                system.names.get(queue.watch.target),
                 None if queue.watch.armed is None else system.names.get(queue.watch.armed.id),
                 len(queue.pending),
                 len(queue.host_queue.entries),
-                rank[look] if queue.watch.attended else -1,
                 tuple(map(_item_state, items)),
             )
-            for queue, items, look in zip(client.queues, client.items, looks, strict=True)
+            for queue, items in zip(client.queues, client.items, strict=True)
         ),
     )
 

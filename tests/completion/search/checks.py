@@ -55,7 +55,7 @@ def _check_notifiers(system: WakeupSystem, client: Client) -> None:
         return
     for queue in client.queues:
         armed = [armed for armed in notifier_pool.armed.values() if armed.queue is queue]
-        if armed != ([] if queue.watch.armed is None else [queue.watch.armed]):
+        if queue.watch.armed is None if armed else queue.watch.armed is not None:
             system.violations.append(f"queue {queue.name} refers to other notifiers than those that are armed for it")
 
 
@@ -66,6 +66,10 @@ def _check_waiters(system: WakeupSystem, client: Client) -> None:
     for item in client.waiting():
         queue = next(queue for queue, items in zip(client.queues, client.items, strict=True) if item in items)
         notification_lost = any(reactor.notifier_pool.armed.get(tag) is queue.watch.armed is not None for tag in lost)
-        ticked = queue in reactor._ticked and reactor._tick is not None
-        if reactor.closed or not (notification_lost or ticked):
+        watch = queue.watch
+        checked = watch.attended and not watch.polling and reactor.alarm.at <= watch.poll_from
+        enough = system.setting.notifiers > system.setting.producers  # else a wait is armed at its next check
+        if enough and watch.parked and watch.armed is None and reactor.device_state.tokens:
+            system.violations.append(f"lost wake: {item.name} has no notifier, although one is left")
+        if reactor.closed or not (notification_lost or checked):
             system.violations.append(f"lost wake: nothing will wake the waiter of {item.name}")

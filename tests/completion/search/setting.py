@@ -8,9 +8,10 @@ from aiocuda.completion._policy import CompletionPolicy
 
 __all__ = ["PARKING", "POLLING", "Setting"]
 
+#: Parks at once. A parked queue is checked only if nothing else can happen.
 PARKING = CompletionPolicy.named("efficient")
 
-#: Polls first, then parks and polls again from time to time.
+#: Polls first, then parks; a parked queue may be checked at any moment.
 POLLING = CompletionPolicy("polling", unknown=1.0, lead=0.0, grace=0.0)
 
 

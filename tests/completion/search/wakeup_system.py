@@ -33,7 +33,7 @@ from tests.completion.search import canonical, checks
 from tests.completion.search.client import Client, Item, name_of, task_of
 from tests.completion.search.explore import Action, Trail
 from tests.completion.search.scripted import Notification, ScriptedDriver, ScriptedLoop
-from tests.completion.search.setting import Setting
+from tests.completion.search.setting import PARKING, Setting
 
 __all__ = ["WakeupSystem"]
 
@@ -126,6 +126,8 @@ class WakeupSystem:
             name = name_of(timer)
             if name == "_watch" and not self.setting.late and self._would_be_late(client):
                 continue
+            if name == "_rang" and self.setting.policy is PARKING and not self.is_quiet():
+                continue  # otherwise each notification has a check before it and after it: ten times the states
             actions.append(("{} fires", name, self._expire, (timer,)))
         if any(queue.watch.polling and queue.watch.poll_until > self.driver.clock for queue in client.queues):
             actions.append(("polling time passes", None, self._pass, ()))
@@ -196,7 +198,10 @@ class WakeupSystem:
 
     def _expire(self, timer: asyncio.TimerHandle) -> None:
         if name_of(timer) == "_rang":
-            self.driver.clock = max(self.driver.clock, timer.when())
+            # All parked queues are due then: their order makes no difference, and would multiply the states.
+            queues = [queue for client in self.clients for queue in client.queues]
+            due = [queue.watch.poll_from for queue in queues if queue.watch.attended and not queue.watch.polling]
+            self.driver.clock = max(self.driver.clock, timer.when(), *due)
         loop = cast("ScriptedLoop", timer._loop)  # type: ignore[attr-defined]
         loop.timers.remove(timer)
         loop.run(timer)

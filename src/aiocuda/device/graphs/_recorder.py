@@ -73,7 +73,7 @@ class CapturedOperation(RecordedOperation[T_co]):
         return self.recorder.wait(stream, self)
 
     @property
-    def state(self) -> str:
+    def seen_state(self) -> str:
         return "captured"
 
     def _refuse(self) -> NoReturn:

@@ -1,0 +1,123 @@
+"""The rule of waits: a host callback ends a wait, and a poll only makes it quicker.
+
+A wait begins when a task awaits an operation that its first query has found unfinished. It concerns one stream: its
+oldest operation with a waiter, or the last one that `gather` awaits.
+
+1. *Arm.* A host callback (a notifier) is armed at once if the end is predicted more than 250 µs ahead. A wait whose end
+   is nearer is polled until 150 µs after its predicted end, and one whose end is unknown or overdue for 150 µs; then it
+   is armed. With `efficient` it is armed at once, too. `first_poll`.
+2. *Poll.* Around the predicted end, the loop also polls, so that it is quicker than the callback, which takes 0.1 to
+   0.7 ms to wake a sleeping thread. `balanced` polls only where the last durations have repeated, and for at most a
+   tenth of a core (`PollAllowance`). `latency` always polls. Without an armed callback there is no such poll.
+3. *Check.* A callback can be late: after copies by 2.8 ms (measured), and behind a Python host function of another
+   library by any time, since the driver runs host functions one after another. So each armed wait is queried in
+   between, with every policy: from a millisecond after it was armed, or after its predicted end where durations repeat,
+   more and more rarely, at most 10 ms apart. While the callbacks of other streams come, the driver is not held up, and
+   there are only the queries at 10 ms. After a query has found an end before its callback, predictions count for
+   nothing here, for ten seconds.
+4. *Without a notifier.* Only 24 waits of a device can be armed at a time. The others are queried by the same timer.
+
+Times are in seconds, by the driver's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .._core import Watch
+    from ._policy import CompletionPolicy
+
+__all__ = ["HELD_UP_SECONDS", "SHORTEST", "first_poll", "is_held_up", "next_look"]
+
+#: The longest poll of a wait of unknown length before a host callback is armed. To arm one takes about 2 µs, and to
+#: wake a sleeping loop 100 µs or more, so a shorter wait is better polled.
+FIRST_POLL = 150e-6
+
+#: A wait whose end is predicted within this time is polled until then, and for `GRACE` after it: a callback would see
+#: the end of a kernel of 200 µs 100 µs later, half of its time; and in a pipeline, one late end delays the next.
+SHORT_WAIT = 250e-6
+GRACE = 150e-6
+
+#: The times between two checks of a wait. The shorter one is also the grid on which they lie: one wake-up of the loop
+#: costs as much as ten queries.
+SHORTEST = 0.001
+LONGEST = 0.010
+
+#: A check is late by at most this part of the time that the wait has taken, and `SHORTEST`.
+LATENESS = 1 / 12
+
+#: Seconds for which callbacks count as held up.
+HELD_UP_SECONDS = 10.0
+
+#: As `LATENESS`, without a notifier.
+LATENESS_UNARMED = 1 / 32
+
+#: The more waits there are without a notifier, the more rarely each is queried: a query takes 1.5 to 5 µs, so that all
+#: of them take at most 2 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
+SECONDS_PER_WAIT = 250e-6
+
+
+def first_poll(policy: CompletionPolicy, now: float, predicted: float | None) -> float:
+    """Return the time until which a new wait is polled before it is armed; ``now`` if it is armed at once."""
+    if not policy.unknown or (predicted is not None and predicted - now > SHORT_WAIT):
+        return now
+    until = now + min(policy.unknown, FIRST_POLL)
+    return until if predicted is None else max(until, predicted + GRACE)
+
+
+def next_look(
+    policy: CompletionPolicy, watch: Watch, now: float, *, polls: bool, held_up: bool, waits: int
+) -> tuple[float, float]:
+    """Return when to query a stream whose wait is not polled any more: a time, and the end of a poll that begins then.
+
+    The second is 0.0 for a single query.
+
+    Parameters
+    ----------
+    watch
+        Of the stream.
+    polls
+        False if the policy's share of a core is used up.
+    held_up
+        True if callbacks have been late.
+    waits
+        The number of waits of the loop.
+    """
+    if watch.armed is None:
+        wait = max(SHORTEST, min(SECONDS_PER_WAIT * waits, LATENESS_UNARMED * (now - watch.since)))
+        return now + wait, 0.0
+    predicted = watch.predicted
+    repeats = watch.repeats and not held_up
+    if repeats and now < predicted:
+        check = min(predicted + SHORTEST, now + LONGEST - SHORTEST)
+    else:
+        wait = LATENESS * (now - (predicted if repeats else watch.since)) - SHORTEST  # the grid adds up to `SHORTEST`
+        check = now + min(LONGEST - SHORTEST, max(SHORTEST, wait))
+    check = _on_grid(check)
+    if polls and (watch.repeats or policy.share >= 1.0):
+        begin, end = predicted - policy.lead, predicted + policy.grace
+        if not predicted:
+            begin, end = now, watch.since + policy.unknown
+        if now < end and begin < check:
+            return max(begin, now), end
+    return check, 0.0
+
+
+def is_held_up(now: float, heard: float, looked: float) -> bool:
+    """Return whether a check that is due is made: no callback has come for a millisecond, or no query for 10 ms.
+
+    Parameters
+    ----------
+    heard
+        The time of the last notification of any stream.
+    looked
+        The time at which the wait began, or was queried last.
+    """
+    return now - heard >= SHORTEST or now - looked >= LONGEST - SHORTEST
+
+
+def _on_grid(at: float) -> float:
+    """Return the next multiple of `SHORTEST`: so several streams are queried at the same time."""
+    return math.ceil(at / SHORTEST) * SHORTEST

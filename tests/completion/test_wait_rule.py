@@ -1,0 +1,451 @@
+"""The rule of waits: a host callback ends a wait, a poll only makes it quicker, and a query comes without both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Stream
+from aiocuda._core import Estimate, Watch
+from aiocuda.completion._poll_allowance import PollAllowance
+from aiocuda.completion._wait_rule import (
+    FIRST_POLL,
+    GRACE,
+    LONGEST,
+    SHORT_WAIT,
+    SHORTEST,
+    first_poll,
+    is_held_up,
+    next_look,
+)
+from aiocuda.driver.simulated import SimulatedDriver, Upset
+from aiocuda.testing import SimulatedLoop
+from tests.helpers import SPIN, Latch, Peer, open_peer, quickly, until
+
+BALANCED, LATENCY, EFFICIENT = map(CompletionPolicy.named, ("balanced", "latency", "efficient"))  # type: ignore[arg-type]  # names
+
+#: The kinds of durations of which the documentation has measurements, in milliseconds.
+PATTERNS: dict[str, Callable[[random.Random, int], float]] = {
+    "constant": lambda chance, index: 10,
+    "in turn": lambda chance, index: (1, 10)[index % 2],
+    "uniform": lambda chance, index: chance.uniform(2, 20),
+    "one in ten is longer": lambda chance, index: 25 if chance.random() < 0.1 else 10,
+    "one in ten is shorter": lambda chance, index: 3 if chance.random() < 0.1 else 20,
+    "lognormal": lambda chance, index: min(40, chance.lognormvariate(1.6, 0.8)),
+}
+
+
+def simulated(
+    main: Callable[[Device, SimulatedDriver], Awaitable[None]],
+    *,
+    policy: Any = "balanced",
+    seed: int | None = 1,
+    upsets: tuple[Upset, ...] = (),
+) -> None:
+    """Run ``main`` in virtual time, in which notifications are 0.03 to 3 ms late."""
+    driver = SimulatedDriver(seed, upsets=upsets)
+
+    async def opened() -> None:
+        async with aiocuda.open_device(driver=driver, policy=policy) as device:
+            await device.load(SPIN)
+            await main(device, driver)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+
+
+def parked(*, predicted: float = 0.0, repeats: bool = False, armed: bool = True) -> Watch:
+    watch = Watch()
+    watch.since, watch.predicted, watch.repeats = 100.0, predicted, repeats
+    watch.armed = object() if armed else None  # type: ignore[assignment]  # the rule asks whether there is one
+    return watch
+
+
+# The functions
+
+
+@pytest.mark.parametrize("policy", [BALANCED, LATENCY])
+def test_wait_with_a_far_end_is_armed_at_once_and_others_are_polled_for_150_us(policy: CompletionPolicy) -> None:
+    assert first_poll(policy, 100.0, 100.0 + SHORT_WAIT + 1e-5) == 100.0
+    for predicted in (None, 99.0, 100.0, 100.0 + FIRST_POLL - GRACE):
+        assert first_poll(policy, 100.0, predicted) == pytest.approx(100.0 + FIRST_POLL)
+    assert first_poll(policy, 100.0, 100.0002) == pytest.approx(100.0002 + GRACE)
+
+
+def test_efficient_arms_at_once() -> None:
+    assert [first_poll(EFFICIENT, 100.0, predicted) for predicted in (None, 100.0, 101.0)] == [100.0] * 3
+
+
+def test_balanced_polls_around_the_end_only_where_durations_repeat_and_while_it_may() -> None:
+    begin, end = next_look(BALANCED, parked(predicted=100.005, repeats=True), 100.0, polls=True, held_up=False, waits=1)
+    assert (begin, end) == pytest.approx((100.00492, 100.0051))
+    for watch, polls in ((parked(predicted=100.005), True), (parked(predicted=100.005, repeats=True), False)):
+        begin, end = next_look(BALANCED, watch, 100.0, polls=polls, held_up=False, waits=1)
+        assert (begin >= 100.0 + SHORTEST, end) == (True, 0.0)
+
+
+def test_latency_always_polls_around_the_end() -> None:
+    assert next_look(LATENCY, parked(predicted=100.005), 100.0015, polls=True, held_up=False, waits=1) == pytest.approx(
+        (100.002, 100.055)
+    )
+    assert next_look(LATENCY, parked(), 100.001, polls=True, held_up=False, waits=1) == pytest.approx((100.001, 100.05))
+
+
+@pytest.mark.parametrize("policy", [BALANCED, LATENCY, EFFICIENT])
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("predicted", [0.0, 100.002, 100.2])
+def test_parked_wait_is_queried_from_a_millisecond_on_at_most_10_ms_apart(
+    policy: CompletionPolicy, polls: bool, repeats: bool, predicted: float
+) -> None:
+    watch = parked(predicted=predicted, repeats=repeats and predicted > 0.0)
+    now, gaps = 100.0, []
+    while now < 101.0:
+        begin, end = next_look(policy, watch, now, polls=polls, held_up=False, waits=1)
+        assert begin > now or end > now
+        gaps.append(begin - now)
+        now = max(begin, end)
+    assert max(gaps) <= LONGEST + 1e-9
+    if watch.repeats and not polls:
+        after = [gap for gap in gaps if gap >= SHORTEST]
+        assert min(after) <= 2 * SHORTEST + 1e-9
+
+
+def test_predictions_count_for_nothing_while_callbacks_are_late() -> None:
+    watch = parked(predicted=100.02, repeats=True)
+    begin, _ = next_look(EFFICIENT, watch, 100.0, polls=False, held_up=True, waits=1)
+    assert begin <= 100.0 + 2 * SHORTEST
+    begin, _ = next_look(EFFICIENT, watch, 100.0, polls=False, held_up=False, waits=1)
+    assert begin >= 100.0 + LONGEST - 2 * SHORTEST
+
+
+def test_wait_that_nothing_predicts_is_found_a_twelfth_of_its_time_late_at_most() -> None:
+    watch, now = parked(), 100.0
+    while now < 100.1:
+        following, _ = next_look(BALANCED, watch, now, polls=False, held_up=False, waits=1)
+        assert following - now <= max(2 * SHORTEST, (now - 100.0) / 12) + 1e-9
+        now = following
+
+
+def test_more_waits_than_notifiers_share_two_percent_of_a_core() -> None:
+    for waits in (1, 8, 200):
+        watch = parked(armed=False)
+        now = 110.0  # long after it began
+        following, end = next_look(BALANCED, watch, now, polls=True, held_up=False, waits=waits)
+        assert end == 0.0
+        assert following - now >= min(waits * 250e-6, 10.0 / 32) - 1e-9
+
+
+def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for_10() -> None:
+    assert not is_held_up(100.0, 99.9995, 99.995)
+    assert is_held_up(100.0, 99.9989, 99.995)
+    assert is_held_up(100.0, 99.9995, 99.99)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_allowance_holds_in_each_second(share: float) -> None:
+    """The loop polls whenever it may, in passes of 50 µs."""
+    allowance, now, passes = PollAllowance(share), 1.0, []
+    while now < 4.0:
+        polls = allowance.is_left(now)
+        allowance.count(now, polls=polls)
+        if polls:
+            passes.append(now)
+        now += 50e-6
+    for begin in (1.0, 1.3, 2.0, 2.7):
+        polled = 50e-6 * sum(begin <= each < begin + 1.0 for each in passes)
+        assert 0.7 * share < polled <= share
+
+
+def test_allowance_without_a_limit_and_without_polls() -> None:
+    for share, may in ((1.0, True), (0.0, False)):
+        allowance = PollAllowance(share)
+        for now in range(1, 10):
+            assert allowance.is_left(now) == may
+            allowance.count(now, polls=True)
+
+
+# What an estimate learns
+
+
+def test_durations_repeat_after_three_of_a_kind_and_one_outlier_changes_nothing() -> None:
+    estimate = Estimate()
+    for _ in range(2):
+        estimate.add(0.0, 0.010)
+    assert estimate.agreed < 2
+    estimate.add(0.00999, 0.010)
+    estimate.add(0.00999, 0.010)
+    assert estimate.agreed >= 2
+    estimate.add(0.0, 0.025)
+    assert estimate.agreed >= 2
+    assert estimate.seconds == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize("pattern", ["in turn", "uniform", "lognormal"])
+def test_durations_that_vary_do_not_count_as_repeated(pattern: str) -> None:
+    estimate, chance, repeated = Estimate(), random.Random(3), 0
+    for index in range(1000):
+        seconds = PATTERNS[pattern](chance, index) * 1e-3
+        estimate.add(0.0, seconds + chance.uniform(3e-5, 7e-4))
+        repeated += estimate.agreed >= 2
+    assert repeated < 250
+
+
+def test_new_duration_is_learned() -> None:
+    estimate = Estimate()
+    for seconds in (0.010, 0.003):
+        for _ in range(8):
+            estimate.add(0.0, seconds)
+        assert estimate.seconds == pytest.approx(seconds)
+        assert estimate.agreed >= 2
+
+
+def test_sample_of_a_late_callback_is_corrected_by_a_poll() -> None:
+    """A callback finds the end 0.4 ms late; the poll that begins before that finds it at once, and then exactly."""
+    estimate = Estimate()
+    for _ in range(4):
+        estimate.add(0.0, 0.0104)
+    assert estimate.seconds == pytest.approx(0.0104)
+    estimate.add(0.0, 0.0102)
+    assert estimate.seconds == pytest.approx(0.0102)
+    for _ in range(20):
+        estimate.add(0.00999, 0.010)
+    assert estimate.seconds == pytest.approx(0.010, rel=1e-3)
+
+
+# In virtual time
+
+
+async def lateness(stream: Stream, driver: SimulatedDriver, pattern: str, count: int = 60) -> list[float]:
+    """Return how late a task resumes after each kernel, in seconds."""
+    chance, late = random.Random(5), []
+    for index in range(count):
+        seconds = PATTERNS[pattern](chance, index) * 1e-3
+        began = driver.now()
+        await stream.launch(SPIN, 1, 1, int(seconds * 1e9))
+        late.append(driver.now() - began - seconds)
+    return late
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("policy", ["balanced", "latency", "efficient"])
+def test_no_wait_is_much_later_than_its_callback(policy: str, pattern: str) -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            late = await lateness(stream, driver, pattern)
+        assert max(late) < 0.0035  # a simulated callback is at most 3 ms late
+        if policy == "balanced" and pattern == "constant":
+            assert sorted(late)[30] < 0.00015
+
+    simulated(main, policy=policy)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_callback_that_never_comes_costs_a_twelfth_of_the_wait_at_most(pattern: str) -> None:
+    """Another library's host function holds up all callbacks."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            late = await lateness(stream, driver, pattern)
+        # Until a query has found an end before its callback, a kind that has repeated has queries each 10 ms.
+        assert sorted(late)[-2] <= 0.003
+        assert max(late) <= 0.0105
+
+    simulated(main, upsets=tuple(Upset("delay", nth, seconds=5.0) for nth in range(1, 200)))
+
+
+@pytest.mark.parametrize("policy", ["balanced", "efficient"])
+def test_wait_of_unknown_length_arms_a_notifier_within_150_us(policy: str) -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, 50_000_000).wait())
+            await asyncio.sleep(0.0002)
+            assert device.statistics().armed == 1
+            polls = device.statistics().polls
+            await asyncio.sleep(0.0007)
+            assert device.statistics().polls == polls  # none until the first check
+            await waiting
+
+    simulated(main, policy=policy)
+
+
+def test_gather_arms_the_last_operation_of_each_stream() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as one, device.stream() as two:
+            began = driver.now()
+            work = [stream.launch(SPIN, 1, 1, 5_000_000) for _ in range(3) for stream in (one, two)]
+            waiting = asyncio.create_task(aiocuda.gather(*work).wait())
+            await asyncio.sleep(0.0002)
+            ids = [each.id for each in one._queue.reactor.notifier_pool.armed.values()]
+            assert sorted(ids) == [work[-2].id, work[-1].id]
+            await waiting
+            assert driver.now() - began < 0.0185
+            assert device.statistics().notifications <= 2 + 4
+
+    simulated(main)
+
+
+def test_oldest_wait_is_armed_although_a_later_one_is() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            first, second = (stream.launch(SPIN, 1, 1, 5_000_000) for _ in range(2))
+            later = asyncio.create_task(second.wait())
+            await asyncio.sleep(0.001)
+            waiting = asyncio.create_task(first.wait())
+            await asyncio.sleep(0.0002)
+            ids = [each.id for each in stream._queue.reactor.notifier_pool.armed.values()]
+            assert sorted(ids) == [first.id, second.id]
+            await waiting
+            await later
+
+    simulated(main)
+
+
+def test_more_streams_than_notifiers_are_gathered_in_the_time_of_their_kernels() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        names = [f"s{number}" for number in range(32)]
+        async with aiocuda.StreamGroup(device, names) as streams:
+            for _ in range(3):
+                began = driver.now()
+                await aiocuda.gather(*[streams[name].launch(SPIN, 1, 1, 10_000_000) for name in names])
+                assert driver.now() - began < 0.0115
+
+    simulated(main, seed=None)
+
+
+# Without an await
+
+
+@pytest.mark.asyncio
+async def test_program_that_asks_without_an_await_sees_the_end(device: Device, stream: Stream, latch: Latch) -> None:
+    """The loop does not turn meanwhile: only a query of the driver finds the end."""
+    buffer = stream.empty(4)
+    latch.hold(stream)
+    await latch.held()
+    fill = stream.fill(buffer, 1)
+    event = stream.record()
+    both = aiocuda.gather(fill, stream.synchronize())
+    asks: list[Callable[[], bool]] = [fill.done, event.done, both.done, lambda: fill.state == "done"]
+    asks.append(lambda: buffer.satisfied)
+    assert [ask() for ask in asks] == [False] * 5
+    latch.release()
+    for ask in asks:
+        while not ask():
+            pass
+    assert repr(fill).endswith("done>")
+    assert both.result() == [None, None]
+
+
+@pytest.mark.asyncio
+async def test_node_that_is_asked_without_an_await_is_submitted_and_done(device: Device) -> None:
+    """The second node waits for the place of the first one: to ask frees it, and submits the second."""
+    async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
+        await device.load(SPIN)
+        nodes = [coordinator.compute(SPIN, 1, 1, 1000) for _ in range(3)]
+        for node in reversed(nodes):
+            while not node.done():
+                pass
+            assert node.state == "done"
+        mixed = aiocuda.gather(coordinator.compute(SPIN, 1, 1, 1000), coordinator.compute(SPIN, 1, 1, 1000))
+        while not mixed.done():
+            pass
+        assert mixed.result() == [None, None]
+
+
+@pytest.mark.asyncio
+async def test_stream_is_queried_at_most_once_in_20_us() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            held = latch.hold(stream)
+            await latch.held()
+            clock = peer.driver.now()
+            before = device.statistics().polls
+            asked = 0
+            while peer.driver.now() < clock + 0.01:
+                held.done()
+                asked += 1
+            assert device.statistics().polls - before <= 0.01 / 20e-6 + 2
+            assert asked > 0
+            latch.release()
+            await quickly(held)
+
+
+@pytest.mark.asyncio
+async def test_text_of_an_operation_makes_no_query() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            held = latch.hold(stream)
+            await latch.held()
+            calls = peer.calls["event_query"]
+            for text in (repr(held), str(held), repr(aiocuda.gather(held))):
+                assert "submitted" in text or "unfinished" in text
+            assert peer.calls["event_query"] == calls
+            latch.release()
+            await quickly(held)
+
+
+@pytest.mark.asyncio
+async def test_other_thread_that_asks_makes_no_query() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            held = latch.hold(stream)
+            await latch.held()
+            latch.release()
+            await until(lambda: peer.inner.stream_query(stream._queue.handle), "the kernel")
+            assert await asyncio.to_thread(held.done) in (False, True)
+            await quickly(held)
+
+
+def test_ring_without_an_await_reaches_the_bound() -> None:
+    """Three streams, 2 ms up, 5 ms of kernel, 2 ms down: 9 ms for each item on one stream, and 5 ms at best."""
+    kernel = aiocuda.Kernel(
+        "k", source="__global__ void k(unsigned char *x) {}", host=lambda x: None, host_seconds=5e-3
+    )
+
+    async def main() -> float:
+        driver = SimulatedDriver(None, bandwidth=1e6, latency=0.0)
+        async with aiocuda.open_device(driver=driver) as device, aiocuda.StreamGroup(device, ("up", "on", "down")) as s:
+            pinned = [await device.pinned(2000, "u1") for _ in range(3)]
+            async with aiocuda.TripleBuffer(buffers={"x": (2000, "u1")}, device=device) as ring:
+                began, left = driver.now(), 50
+                while left or ring.busy:
+                    if left and (slot := ring.upload_slot(left)):
+                        left -= 1
+                        slot.enter("uploading", until=s["up"].copy(slot.buffer("x"), pinned[slot.number]))
+                    if slot := ring.compute_slot():
+                        slot.enter("processing", until=s["on"].launch(kernel, 1, 1, slot.buffer("x")))
+                    if slot := ring.download_slot():
+                        slot.enter("downloading", until=s["down"].copy(pinned[slot.number], slot.buffer("x")))
+                    await asyncio.sleep(0.0005)  # the other work of the program
+                    ring.advance()
+                return (driver.now() - began) / 50
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        assert runner.run(main()) <= 0.0053
+
+
+@pytest.mark.asyncio
+async def test_closed_and_captured_streams_are_not_asked(device: Device) -> None:
+    async with open_peer(Peer(polls_freely=True)) as (peer, other):
+        stream = other.stream()
+        with Latch(other) as latch:
+            held = latch.hold(stream)
+            await latch.held()
+            queue = stream._queue
+            for flag in ("closed", "recorded"):
+                setattr(queue, flag, True)
+                calls = peer.calls["event_query"]
+                assert not held.done()
+                assert peer.calls["event_query"] == calls
+                setattr(queue, flag, False)
+            latch.release()
+            await quickly(held)
