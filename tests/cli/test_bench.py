@@ -26,7 +26,7 @@ from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, published_f
 from aiocuda.cli._bench._rows import ROWS, Row
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published
-from tests.cli.programs import STRICT, aiocuda, environment, program
+from tests.cli.programs import STRICT, environment, program, started
 from tests.helpers import PATIENCE, git
 from tests.project.tree import ROOT
 
@@ -38,7 +38,7 @@ KEYS = ["name", "title", "p50", "p99", "n", "unit", "published", "ratio", "error
 @pytest.mark.heavy
 @pytest.mark.slow
 def test_json_has_standard_output_to_itself() -> None:
-    finished = aiocuda("bench", "--json", "--driver", "host")
+    finished = started("bench", "--json", "--driver", "host")
     assert (finished.returncode, finished.stderr) == (0, "")
     told = json.loads(finished.stdout)
     assert list(told) == [

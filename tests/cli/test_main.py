@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda as package
 from aiocuda._core._form import form
-from tests.cli.programs import aiocuda, grow, program
+from tests.cli.programs import aiocuda, grow, program, started
 from tests.cli.test_job import CONTRACT
 from tests.helpers import PATIENCE
 
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_demo_writes_text_and_json(tree: Path, tmp_path: Path) -> None:
     report, results, picture = tmp_path / "r.json", tmp_path / "r.jsonl", tmp_path / "r.svg"
-    finished = aiocuda("demo", tree, "--driver", "host", "--json", report, "--results", results, "--timeline", picture)
+    finished = started("demo", tree, "--driver", "host", "--json", report, "--results", results, "--timeline", picture)
     assert (finished.returncode, finished.stderr) == (0, "")
     for words in (
         "host driver",
@@ -63,7 +63,7 @@ def test_the_stages_of_the_demo_overlap(tmp_path: Path) -> None:
     """On two processors that are free, the speed-up is at least 0.8 of its bound; the best of five runs is free."""
     shares, bounds = [], []
     for _ in range(5):
-        assert aiocuda("demo", "--driver", "host", "--json", tmp_path / "r.json").returncode == 0
+        assert started("demo", "--driver", "host", "--json", tmp_path / "r.json").returncode == 0
         told = json.loads((tmp_path / "r.json").read_text("ascii"))
         assert told["files"] > 500
         bounds.append(told["speedup_bound"])
@@ -269,7 +269,7 @@ def test_info_has_the_reason_for_no_gpu() -> None:
 
 
 def test_without_a_command_it_prints_help() -> None:
-    finished = aiocuda()
+    finished = started()
     assert finished.returncode == 2
     assert "demo" in finished.stdout + finished.stderr
     finished = aiocuda("demo", "--help")
@@ -279,7 +279,7 @@ def test_without_a_command_it_prints_help() -> None:
 
 
 def test_version() -> None:
-    finished = aiocuda("--version")
+    finished = started("--version")
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, f"aiocuda {package.__version__}\n", "")
 
 

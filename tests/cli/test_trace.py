@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.programs import STRICT, aiocuda, environment
+from tests.cli.programs import STRICT, aiocuda, environment, started
 from tests.helpers import PATIENCE
 from tests.observe.test_page import Page
 from tests.observe.test_trace import read
@@ -78,7 +78,7 @@ def test_the_script_runs_as_the_main_program(tmp_path: Path) -> None:
     plain = subprocess.run(
         [sys.executable, *STRICT, path, "a", "b"], env=environment(), capture_output=True, text=True, check=True
     )
-    ran = aiocuda("trace", path, "--", "a", "b")
+    ran = started("trace", path, "--", "a", "b")
     assert ran.stdout == plain.stdout
     assert ran.stderr == plain.stderr + "aiocuda: the script has opened no device: nothing was recorded\n"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from tests.project.forked import ForkingProcess
 from tests.project.tree import ROOT, SOURCE
 
 pytestmark = pytest.mark.slow
@@ -79,6 +82,23 @@ def output(*command: str) -> str:
     return finished.stdout
 
 
+#: What a fork does: the rest of ``python examples/NAME.py …``.
+_SCRIPT = """\
+import runpy, sys
+from tests.project.forked import next_program
+next_program()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[ForkingProcess]:
+    """A process that has imported what the examples import, and forks for those that are not to work."""
+    with contextlib.closing(ForkingProcess(["asyncio", "numpy", "starlette.applications"], program=_SCRIPT)) as process:
+        yield process
+
+
 @pytest.mark.parametrize("missing", ["httpx", "starlette"])
 def test_service_without_a_package_names_the_command(missing: str) -> None:
     program = f"""
@@ -121,24 +141,18 @@ def test_example_prints_its_own_output_only(name: str, driver: str, monkeypatch:
 
 
 @pytest.mark.parametrize("name", sorted(PRINTS))
-def test_example_takes_a_gpu_where_there_is_one(name: str) -> None:
+def test_example_takes_a_gpu_where_there_is_one(name: str, scripts: ForkingProcess) -> None:
     """Without an option the example uses the choice of `open_device`, which reads the environment first."""
     if name == "05_pytest":  # its tests name their drivers themselves
         assert 'default="auto"' in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
         return
-    finished = subprocess.run(
-        [sys.executable, f"examples/{name}.py"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "AIOCUDA_DRIVER": "nonsense"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert finished.returncode == 1
-    assert "AIOCUDA_DRIVER='nonsense' names no driver" in finished.stderr
+    finished = scripts.run([f"examples/{name}.py"], ROOT, {"AIOCUDA_DRIVER": "nonsense"})
+    assert finished.status == 1
+    assert "AIOCUDA_DRIVER='nonsense' names no driver" in finished.errors
 
 
 @pytest.mark.parametrize("name", sorted(PRINTS))
-def test_example_lists_its_options(name: str) -> None:
-    assert "--driver {auto,host,cuda}" in output(f"examples/{name}.py", "--help")
+def test_example_lists_its_options(name: str, scripts: ForkingProcess) -> None:
+    finished = scripts.run([f"examples/{name}.py", "--help"], ROOT, {})
+    assert (finished.status, finished.errors) == (0, "")
+    assert "--driver {auto,host,cuda}" in finished.output

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Sequence
@@ -19,14 +20,14 @@ from typing import NamedTuple
 import aiocuda
 from tests.project.tree import ROOT, SOURCE
 
-__all__ = ["Finished", "ForkingProcess", "next_program"]
+__all__ = ["LIBRARIES", "Finished", "ForkingProcess", "next_program"]
 
 #: What many programs import. Packages that the attributes of `aiocuda` do not reach are left to the programs: a missing
 #: import must fail.
-_LIBRARIES = ("asyncio", "numpy", "anyio", "structlog", "fastapi", "starlette.applications")
+LIBRARIES = ("asyncio", "numpy", "anyio", "structlog", "fastapi", "starlette.applications")
 
 #: Runs a file like an asyncio prompt: in an event loop, if there is an `await` outside of functions.
-_PROGRAM = """\
+_PROMPT = """\
 import ast, asyncio, inspect, sys
 from tests.project.forked import next_program
 next_program()
@@ -36,7 +37,7 @@ if inspect.iscoroutine(running):
     asyncio.run(running)
 """
 
-_OUTPUT, _ERRORS = "aiocuda-output.txt", "aiocuda-errors.txt"
+_OUTPUT, _ERRORS = "output", "errors"
 
 
 class Finished(NamedTuple):
@@ -48,34 +49,42 @@ class Finished(NamedTuple):
 
 
 class ForkingProcess:
-    """A process that forks for each program. Warnings are errors there, and asyncio is in debug mode.
+    """A process that forks for each program.
 
     Parameters
     ----------
     libraries
-        What the process imports besides, since many programs do.
+        What the process imports, besides aiocuda.
+    program
+        What each fork does. It calls `next_program` first; then `sys.argv` has the arguments of the program.
+    options
+        The options of Python, besides that warnings are errors. By default asyncio is in debug mode.
     """
 
-    def __init__(self, libraries: Sequence[str] = ()) -> None:
+    def __init__(
+        self, libraries: Sequence[str] = LIBRARIES, *, program: str = _PROMPT, options: Sequence[str] = ("-X", "dev")
+    ) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
         path = os.pathsep.join(filter(None, (str(SOURCE), str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._folder = tempfile.TemporaryDirectory(prefix="aiocuda-forked-")
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM, *libraries],
+            [sys.executable, *options, "-W", "error", "-c", program, *libraries],
             env={**kept, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, file: str, directory: Path, variables: dict[str, str]) -> Finished:
-        """Run a file of ``directory`` with more environment variables."""
+    def run(self, arguments: Sequence[str], directory: Path, variables: dict[str, str]) -> Finished:
+        """Run a program with these arguments in a directory, with more environment variables."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(directory), file, variables]) + "\n")
+        folder = tempfile.mkdtemp(dir=self._folder.name)  # processes that a program leaves may write later
+        self._process.stdin.write(json.dumps([folder, str(directory), [*arguments], variables]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the process that forks has ended"
-        output, errors = (directory.joinpath(name).read_text(encoding="utf-8") for name in (_OUTPUT, _ERRORS))
+        output, errors = (Path(folder, name).read_text(encoding="utf-8") for name in (_OUTPUT, _ERRORS))
         return Finished(int(answer), output, errors)
 
     def close(self) -> None:
@@ -83,11 +92,12 @@ class ForkingProcess:
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
+        self._folder.cleanup()
 
 
 def next_program() -> None:
-    """Fork for each program that the parent process names. Returns in each fork, with its file in `sys.argv`."""
-    for name in (*_LIBRARIES, *sys.argv[1:]):
+    """Fork for each program that the parent process names. Returns in each fork, with its arguments in `sys.argv`."""
+    for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):  # an optional one
             importlib.import_module(name)
     for name in aiocuda.__all__:
@@ -97,26 +107,25 @@ def next_program() -> None:
     # Whether a stage gets this advice depends on the time that other programs leave to this one.
     warnings.filterwarnings("ignore", "stage .* of a pipeline blocked the event loop here")
     for line in sys.stdin:
-        directory, file, variables = json.loads(line)
         program = os.fork()
         if not program:
-            _become(Path(directory), file, variables)
+            _become(*json.loads(line))
             return
         print(_status(program), flush=True)  # noqa: T201 - the answer
     sys.exit()
 
 
-def _become(directory: Path, file: str, variables: dict[str, str]) -> None:
-    """Make this process what a new one would be."""
+def _become(folder: str, directory: str, arguments: list[str], variables: dict[str, str]) -> None:
+    """Make this process what a new one would be. Its output goes to files of a folder."""
     os.setsid()
     os.chdir(directory)
     os.environ.update(variables)
-    sys.argv[1:] = [file]
+    sys.argv[1:] = arguments
     sys.path[0] = ""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for name, descriptor in ((_OUTPUT, 1), (_ERRORS, 2)):
-        opened = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        opened = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.close(nothing)

@@ -36,7 +36,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from tests.project.forked import ForkingProcess
+from tests.project.forked import LIBRARIES, ForkingProcess
 from tests.project.tree import PACKAGE, ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -142,12 +142,12 @@ def blocks(page: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 #: Libraries that are not in the development environment, and whether they need a GPU.
-LIBRARIES = {"torch": False, "cupy": True, "numba": True, "cuda.core": True}
+NEEDED = {"torch": False, "cupy": True, "numba": True, "cuda.core": True}
 
 
 def libraries(block: Block) -> list[str]:
     """Return the libraries that a block imports."""
-    return [name for name in LIBRARIES if re.search(rf"^ *(import|from) (\w+, )*{re.escape(name)}\b", block.code, re.M)]
+    return [name for name in NEEDED if re.search(rf"^ *(import|from) (\w+, )*{re.escape(name)}\b", block.code, re.M)]
 
 
 def runs() -> list[Any]:
@@ -155,7 +155,7 @@ def runs() -> list[Any]:
     found = []
     for block in BLOCKS:
         needed = libraries(block)
-        if not any(LIBRARIES[name] for name in needed):
+        if not any(NEEDED[name] for name in needed):
             found.append(pytest.param(block, "host", id=block.place))
         if needed:
             found.append(pytest.param(block, "cuda", id=f"{block.place}-cuda", marks=pytest.mark.gpu))
@@ -166,7 +166,7 @@ def runs() -> list[Any]:
 def programs(request: pytest.FixtureRequest) -> Iterator[ForkingProcess]:
     """A process that forks for each block; for those on a GPU it has imported PyTorch, which takes seconds."""
     on_a_gpu = any(item.nodeid.endswith("-cuda]") for item in request.session.items)
-    with contextlib.closing(ForkingProcess(["torch"] if on_a_gpu else [])) as process:
+    with contextlib.closing(ForkingProcess([*LIBRARIES, *(["torch"] if on_a_gpu else [])])) as process:
         yield process
 
 
@@ -274,7 +274,7 @@ def test_block_runs_and_prints_the_expected_output(
         assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
     else:
         (tmp_path / "page.py").write_text(block.code, encoding="utf-8")
-        finished = programs.run("page.py", tmp_path, {"AIOCUDA_DRIVER": driver})
+        finished = programs.run(["page.py"], tmp_path, {"AIOCUDA_DRIVER": driver})
         assert (finished.status, SLOW.sub("", finished.errors)) == (0, ""), finished.output + finished.errors
         printed, expected = finished.output, block.printed or ""
         if block.vary:

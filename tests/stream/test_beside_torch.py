@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.forked import ForkingProcess
+from tests.project.forked import LIBRARIES, ForkingProcess
 from tests.stream.beside_child import CASES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -31,7 +31,7 @@ def process_with() -> Iterator[Callable[[str], ForkingProcess]]:
 
         @functools.cache
         def started(library: str) -> ForkingProcess:
-            return stack.enter_context(contextlib.closing(ForkingProcess([library])))
+            return stack.enter_context(contextlib.closing(ForkingProcess([*LIBRARIES, library])))
 
         yield started
 
@@ -44,7 +44,7 @@ def test_other_library_goes_on_with_a_closed_stream(
     library: str, case: str, process_with: Callable[[str], ForkingProcess], tmp_path: Path
 ) -> None:
     tmp_path.joinpath("case.py").write_text(PROGRAM.format(case=case), encoding="utf-8")
-    finished = process_with(library).run("case.py", tmp_path, {})
+    finished = process_with(library).run(["case.py"], tmp_path, {})
     assert finished.status == 0, f"{finished.status}\n{finished.output[-2000:]}{finished.errors[-6000:]}"
     told = json.loads(finished.output.strip().splitlines()[-1])
     assert told
