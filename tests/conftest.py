@@ -262,30 +262,20 @@ _LONGEST = (
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests from garbage collections, see `_freeze`."""
-    _freeze()
+    """Exclude the collected tests from garbage collections: each would take a third of a second, and many tests make some.
+
+    What has become garbage is collected first: it may hold threads.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 _folder_of_last_test: list[Path] = []
 
-#: Objects that tests may leave before they are excluded, which takes a second: a collection of so many takes 50 ms.
-_MOST_LEFT = 150_000
-
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the first test of a folder, collect what others have left, and exclude the rest if there is much of it."""
+    """Before the first test of a folder, collect what others have left, and exclude the rest."""
     if _folder_of_last_test != [item.path.parent]:
         _folder_of_last_test[:] = [item.path.parent]
         gc.collect()
-        if len(gc.get_objects()) > _MOST_LEFT:
-            _freeze()
-
-
-def _freeze() -> None:
-    """Exclude all objects from garbage collections: many tests make some, and each would take a third of a second.
-
-    What has become garbage since the last time is collected first: it may hold threads.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+        gc.freeze()

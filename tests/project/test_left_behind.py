@@ -508,11 +508,8 @@ def check(name: str, driver: str, times: int) -> None:
     blocks = math.inf if driver == "simulated" else 0.5 if third > 3_000 else 10.0
     limits = [SLACK + CACHES.get(name, 0.5) * third, blocks * third, 0.5 * third, 0.5 * third]
     gc.collect()
-    gc.freeze()  # the garbage collector does not visit the objects of other tests
-    try:
-        found = asyncio.run(measure(make, driver, third, limits))
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # for good: the garbage collector does not visit the objects of other tests
+    found = asyncio.run(measure(make, driver, third, limits))
     assert all(map(operator.le, found[-1], limits)), (found, limits)
 
 
@@ -567,7 +564,6 @@ async def unreachable(name: str, driver: Any) -> Counter[str]:
             gc.set_debug(0)
             gc.garbage.clear()
             gc.enable()
-            gc.unfreeze()
     return Counter(each.__qualname__ for each in types if each.__module__.startswith("aiocuda"))
 
 
