@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -69,6 +70,7 @@ class OnSimulated(OnHost):
     def pause(self, driver: Driver) -> None:
         assert isinstance(driver, SimulatedDriver)
         driver.advance_time(100e-6)
+        time.sleep(0)  # noqa: TID251 - a worker thread of the driver gets the GIL, for which it waits 5 ms otherwise
 
 
 @contextlib.contextmanager
