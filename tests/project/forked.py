@@ -20,7 +20,7 @@ from typing import NamedTuple
 import aiocuda
 from tests.project.tree import ROOT, SOURCE
 
-__all__ = ["LIBRARIES", "Finished", "ForkingProcess", "next_program"]
+__all__ = ["LIBRARIES", "Finished", "ForkingProcess", "forking_pytest", "next_program"]
 
 #: What many programs import. Packages that the attributes of `aiocuda` do not reach are left to the programs: a missing
 #: import must fail.
@@ -35,6 +35,17 @@ with open(sys.argv[1], encoding="utf-8") as file:
     running = eval(compile(file.read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
 if inspect.iscoroutine(running):
     asyncio.run(running)
+"""
+
+#: Runs pytest. No fork has imported its plugins, some of which look for each other, except for aiocuda: so pytest does
+#: not rewrite its assertions, of which it has none.
+_PYTEST = """\
+import sys
+from tests.project.forked import next_program
+next_program()
+import pytest
+options = ["-p", "no:cacheprovider", "-p", "aiocuda.testing.plugin"]
+sys.exit(pytest.main([*options, *sys.argv[1:], "-W", "ignore::pytest.PytestAssertRewriteWarning"]))
 """
 
 _OUTPUT, _ERRORS = "output", "errors"
@@ -93,6 +104,11 @@ class ForkingProcess:
             assert self._process.stdin is not None
             self._process.stdin.close()
         self._folder.cleanup()
+
+
+def forking_pytest(*options: str) -> ForkingProcess:
+    """Return a process that forks for each run of pytest, with aiocuda's plugin. The options are those of Python."""
+    return ForkingProcess(["asyncio", "numpy", "pytest", "hypothesis"], program=_PYTEST, options=options)
 
 
 def next_program() -> None:

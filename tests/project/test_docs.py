@@ -23,11 +23,8 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import os
 import re
 import runpy
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +33,8 @@ from typing import Any
 import pytest
 
 import aiocuda
-from tests.project.forked import LIBRARIES, ForkingProcess
-from tests.project.tree import PACKAGE, ROOT, SOURCE
+from tests.project.forked import LIBRARIES, ForkingProcess, forking_pytest
+from tests.project.tree import PACKAGE, ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -170,34 +167,11 @@ def programs(request: pytest.FixtureRequest) -> Iterator[ForkingProcess]:
         yield process
 
 
-def run_tests(directory: Path) -> str:
-    """Run pytest on ``test_page.py``, and return its output. pytest rewrites plugins, so no fork has imported them."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
-    plugin = ("-p", "aiocuda.testing.plugin")  # for a source tree; an installed aiocuda has registered it
-    finished = subprocess.run(
-        [
-            sys.executable,
-            "-X",
-            "dev",
-            "-W",
-            "error",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *plugin,
-            "test_page.py",
-        ],
-        cwd=directory,
-        env={**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (finished.returncode, finished.stderr) == (0, ""), finished.stdout + finished.stderr
-    return finished.stdout
+@pytest.fixture(scope="module")
+def runs_of_pytest() -> Iterator[ForkingProcess]:
+    """A process that forks for each block of tests."""
+    with contextlib.closing(forking_pytest("-X", "dev")) as process:
+        yield process
 
 
 def test_every_block_is_found() -> None:
@@ -260,7 +234,7 @@ def test_built_pages_have_no_comments_and_the_same_lines() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "driver"), runs())
 def test_block_runs_and_prints_the_expected_output(
-    block: Block, driver: str, programs: ForkingProcess, tmp_path: Path
+    block: Block, driver: str, programs: ForkingProcess, runs_of_pytest: ForkingProcess, tmp_path: Path
 ) -> None:
     others = ("distributed", "fastapi", "prometheus_client", "testclient")  # a GPU machine often has none of them
     for name in [*libraries(block), *(name for name in others if name in block.code)]:
@@ -270,8 +244,9 @@ def test_block_runs_and_prints_the_expected_output(
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
         (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")
-        printed = run_tests(tmp_path)
-        assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
+        finished = runs_of_pytest.run(["-q", "test_page.py"], tmp_path, {})
+        assert (finished.status, finished.errors) == (0, ""), finished.output + finished.errors
+        assert re.search(r"^\d+ passed", finished.output, re.MULTILINE), finished.output
     else:
         (tmp_path / "page.py").write_text(block.code, encoding="utf-8")
         finished = programs.run(["page.py"], tmp_path, {"AIOCUDA_DRIVER": driver})

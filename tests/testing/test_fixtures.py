@@ -5,19 +5,18 @@ The tests of this file read the results of one run of pytest for each plugin tha
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.project.tree import SOURCE
+from tests.project.forked import ForkingProcess, forking_pytest
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-SEEDS = 8
+SEEDS = 5
 
 #: What runs the tests, and what marks them so.
 RUNNERS = {
@@ -76,6 +75,7 @@ async def buffer(stream):
 
 @marked
 async def test_uses_them(stream, buffer):
+    assert isinstance(buffer, aiocuda.DeviceBuffer)  # then its class is one of the module aiocuda
     assert isinstance(loop(), SimulatedLoop)
     assert (await stream.download(buffer)).tobytes() == b"abc"
 """
@@ -163,7 +163,7 @@ async def test_mine(aiocuda_seed):
     driver.close()
 
 def test_without_a_loop(aiocuda_seed):
-    assert aiocuda_seed in range(8)
+    assert aiocuda_seed in range(5)
 """
 
 LEFT = """
@@ -232,21 +232,23 @@ FILES = {
 }
 
 
+#: The fixtures collect garbage after many tests: no collection visits what pytest has made before.
+FREEZES = """
+import gc
+
+def pytest_collection_finish():
+    gc.freeze()
+"""
+
+
 class Run:
     """A run of pytest in a folder of its own."""
 
-    def __init__(self, folder: Path, runner: str, *arguments: str) -> None:
-        finished = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "aiocuda.testing.plugin", "-W", "error", "-rA", "-v", "-p",
-             "no:cacheprovider", *RUNNERS[runner][1], *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "300"},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )  # fmt: skip
-        self.text = finished.stdout + finished.stderr
+    def __init__(self, forks: ForkingProcess, folder: Path, runner: str, *arguments: str) -> None:
+        (folder / "freezes.py").write_text(FREEZES, encoding="utf-8")
+        options = ["-p", "freezes", "-W", "error", "-rA", "-v", *RUNNERS[runner][1]]
+        finished = forks.run([*options, *arguments], folder, {"COLUMNS": "300"})
+        self.text = finished.output + finished.errors
         self.lines = self.text.splitlines()
 
     def of(self, test: str) -> list[str]:
@@ -261,11 +263,18 @@ def write(folder: Path, files: dict[str, str], runner: str) -> None:
         (folder / f"test_{name}.py").write_text(text, encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkingProcess]:
+    """A process that forks for each run of pytest."""
+    with contextlib.closing(forking_pytest()) as process:
+        yield process
+
+
 @pytest.fixture(scope="module", params=RUNNERS)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forks: ForkingProcess) -> Run:
     folder = tmp_path_factory.mktemp(request.param)
     write(folder, FILES, request.param)
-    return Run(folder, request.param, f"--aiocuda-seeds={SEEDS}")
+    return Run(forks, folder, request.param, f"--aiocuda-seeds={SEEDS}")
 
 
 EVERY = ["PASSED"] * SEEDS
@@ -288,9 +297,9 @@ def test_driver_of_ones_own(run: Run) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_device_of_a_session_serves_the_loops_of_its_tests(tmp_path: Path, runner: str) -> None:
+def test_device_of_a_session_serves_the_loops_of_its_tests(forks: ForkingProcess, tmp_path: Path, runner: str) -> None:
     write(tmp_path, {"session": SESSION}, runner)
-    run = Run(tmp_path, runner)
+    run = Run(forks, tmp_path, runner)
     assert run.of("session.py::test_it") == ["PASSED"] * 3
     assert run.of("session.py::test_on_a_simulated_loop") == ["PASSED"]
     assert run.of("session.py::test_afterwards") == ["PASSED"]
@@ -303,7 +312,7 @@ def test_lost_wakeup_fails_the_test_immediately(run: Run) -> None:
 
 
 @pytest.mark.parametrize("runner", ["strict"])
-def test_loop_factories_of_ones_own_stay_for_other_tests(tmp_path: Path, runner: str) -> None:
+def test_loop_factories_of_ones_own_stay_for_other_tests(forks: ForkingProcess, tmp_path: Path, runner: str) -> None:
     (tmp_path / "conftest.py").write_text("""
 import asyncio
 
@@ -322,7 +331,7 @@ async def test_simulated(simulated_device):
 async def test_other():
     assert type(loop()).__name__ == "Mine"
 """}, runner)  # fmt: skip
-    run = Run(tmp_path, runner)
+    run = Run(forks, tmp_path, runner)
     assert run.of("mine.py::test_simulated") == run.of("mine.py::test_other") == ["PASSED"]
 
 
@@ -339,10 +348,10 @@ def test_every_seed_is_a_test_and_a_failure_names_its_own(run: Run) -> None:
         assert (line in again) == (outcome == "FAILED")
 
 
-def test_seed_that_has_failed_fails_again(run: Run, tmp_path: Path) -> None:
+def test_seed_that_has_failed_fails_again(run: Run, forks: ForkingProcess, tmp_path: Path) -> None:
     seed = run.of("race.py::test_race").index("FAILED")
     write(tmp_path, {"race": RACE}, "strict")
-    alone = Run(tmp_path, "strict", f"test_race.py::test_race[seed{seed}]", "--aiocuda-seeds", str(seed + 1))
+    alone = Run(forks, tmp_path, "strict", f"test_race.py::test_race[seed{seed}]", "--aiocuda-seeds", str(seed + 1))
     assert alone.of("race.py::test_race") == ["FAILED"]
 
 
@@ -390,8 +399,8 @@ def test_rule_of_cuda_that_was_broken_is_an_error(run: Run) -> None:
     assert any(line.startswith("E ") and "V11: stream " in line for line in run.lines)
 
 
-def test_missing_plugin_for_coroutines_is_reported(tmp_path: Path) -> None:
+def test_missing_plugin_for_coroutines_is_reported(forks: ForkingProcess, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(simulated_device): pass")
-    run = Run(tmp_path, "anyio", "-p", "no:anyio")
+    run = Run(forks, tmp_path, "anyio", "-p", "no:anyio")
     assert run.of("it.py::test_it") == ["ERROR"]
     assert "simulated_device runs in an event loop: install pytest-asyncio, or mark the test anyio" in run.text

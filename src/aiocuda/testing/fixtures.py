@@ -59,7 +59,7 @@ def _has_passed(request: pytest.FixtureRequest) -> bool:
 def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
     if _has_passed(request):
         values = request.node.funcargs  # pytest holds the fixtures' values until all fixtures have ended
-        for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
+        for name in [name for name, value in values.items() if type(value).__module__.partition(".")[0] == "aiocuda"]:
             del values[name]
         left = left_on(device)
         if left:
