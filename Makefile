@@ -64,9 +64,11 @@ pictures: $(call stamp,dev)
 core: $(call stamp,dev)
 	@$(BIN)/python -m aiocuda._core.build --if-possible >/dev/null
 
+# The files whose tests have the mark python_core name it: the second run collects no others.
 test: core
 	$(BIN)/python -m pytest -m "not heavy and not soak and not alone$(if $(ARGS),, and not python_core)" $(IN_TWO) --timeout 600 $(ARGS)
-	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600)
+	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600 \
+		$$(grep -rl python_core tests --include='test_*.py'))
 
 slow: core
 	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)

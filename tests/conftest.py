@@ -263,7 +263,7 @@ _LONGEST = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage while tests are collected: in the first run, which compiles them, it takes a third of the time."""
+    """Collect no garbage while tests are collected: where that compiles them, it takes a third of the time."""
     gc.disable()
     try:
         return (yield)
