@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -150,7 +151,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Translate ``--require-gpu``, install the delays, and restore the handler of Ctrl-C.
+    """Translate ``--require-gpu``, install the delays, prepare the fork server, and restore the handler of Ctrl-C.
 
     A background job of a shell ignores Ctrl-C; tests and their children need it.
     """
@@ -163,6 +164,9 @@ def pytest_configure(config: pytest.Config) -> None:
         delays.install(pytest.MonkeyPatch())
         config.pluginmanager.register(delays)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        # Some hundred processes of loaders begin in these tests. Each takes 0.1 s less if it need not import NumPy.
+        multiprocessing.set_forkserver_preload(["__main__", "numpy"])
     if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
         config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")
 
@@ -237,7 +241,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With ``--require-gpu``, where a skip is an error, also those that the core in use cannot run.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
+        places = {file: place for place, file in enumerate(_LONGEST)}
+        items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     marks = [] if "soak" in config.getoption("markexpr", "") else ["soak"]
     if config.getoption("aiocuda_require_gpu") and form().name == "compiled":
         marks.append("python_core")
@@ -248,16 +253,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item.get_closest_marker(mark) is None]
 
 
-#: Their tests take long: they begin first, so that no process waits for another one at the end of a run.
+#: Files whose tests take long. They begin first, in this order: no process then waits for another one at the end.
 _LONGEST = (
-    *("tests/project/test_docs.py", "tests/cli/test_main.py", "tests/testing/test_plugin.py"),
-    *("tests/testing/test_fixtures.py", "tests/examples/test_examples.py", "tests/data/test_processes.py"),
-    *(
-        "tests/simulation/test_command.py",
-        "tests/coordination/test_planted.py",
-        "tests/coordination/test_hypothesis.py",
-    ),
-    *("tests/simulation/test_forms.py", "tests/lives/test_planted.py", "tests/project/test_left_behind.py"),
+    # In `make slow`.
+    *("tests/simulation/test_command.py", "tests/coordination/test_planted.py", "tests/simulation/test_forms.py"),
+    *("tests/lives/test_planted.py", "tests/project/test_left_behind.py", "tests/coordination/test_hypothesis.py"),
+    # In `make test`, from 30 to 5 s, of a processor or of waiting.
+    *("tests/project/test_docs.py", "tests/data/test_processes.py", "tests/examples/test_examples.py"),
+    *("tests/project/test_lives.py", "tests/test_performance_warnings.py", "tests/testing/test_fixtures.py"),
+    *("tests/benchmarks/test_rows.py", "tests/lives/test_task_factories.py", "tests/serving/asgi/test_lifespan.py"),
+    *("tests/pipeline/test_sampling.py", "tests/pipeline/test_simulated.py"),
+    *("tests/completion/test_wakeup_schedules.py", "tests/coordination/test_checker.py", "tests/cli/test_main.py"),
+    *("tests/cluster/test_cluster.py", "tests/cluster/test_local.py", "tests/driver/cuda/test_compiler.py"),
 )
 
 

@@ -176,6 +176,19 @@ def hangs_at_three(sample: Any, out: Any) -> None:
     write(sample, out)
 
 
+class LoadsSlowly:
+    """Decodes as `write`. A process needs a while to load it."""
+
+    def __setstate__(self, state: object) -> None:
+        time.sleep(0.2)  # noqa: TID251 - as a model that is large
+
+    def __getstate__(self) -> str:
+        return "anything: without a state, nothing sets it"
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        write(sample, out)
+
+
 def has_library(sample: Any, out: Any) -> None:
     import sys
 

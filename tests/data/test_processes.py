@@ -39,6 +39,7 @@ from tests.data.samples import (
     DiesAtStart,
     DiesOnce,
     LoadsOnce,
+    LoadsSlowly,
     NotLoadedError,
     Poisons,
     Redraws,
@@ -666,7 +667,7 @@ def test_available_bytes_are_the_least_of_machine_and_group(tmp_path: Path) -> N
 @pytest.mark.parametrize("turns_before", [0, 1, 3, 50])
 async def test_a_loader_that_is_cancelled_while_it_opens_leaves_nothing(device: Device, turns_before: int) -> None:
     async def one() -> None:
-        each = loader(device, range(12), write)
+        each = loader(device, range(12), LoadsSlowly())
         opening = asyncio.ensure_future(each.__aenter__())
         for _ in range(turns_before):
             await asyncio.sleep(1e-3)
