@@ -14,6 +14,7 @@ import pytest
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
 from aiocuda.pipeline._meter import Meter, WindowMeter, WindowSchedule, meter_of
 from aiocuda.pipeline._plan import Plan
+from tests.budget import spread
 from tests.pipeline.virtual import in_virtual_time, kernel, launches
 
 #: How far a figure of the sample may be from full measurement.
@@ -127,7 +128,7 @@ def test_sample_of_six_stages_agrees_with_full_measurement(shape: str, depth: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 3, 6, 16])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.startswith("brief")])
+@pytest.mark.parametrize("shape", spread([shape for shape in SHAPES if shape.startswith("brief")]))
 def test_rare_sample_of_brief_items_agrees_with_full_measurement(shape: str, depth: int) -> None:
     assert_agree(*computed(shape, depth, 4000))
 
