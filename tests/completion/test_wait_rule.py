@@ -150,12 +150,11 @@ def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_allowance_holds_in_each_second(share: float) -> None:
-    """The loop polls whenever it may, in passes of 50 µs."""
+    """The loop polls whenever it may, in passes of 40 µs."""
     allowance, now, passes = PollAllowance(share), 1.0, []
     while now < 4.0:
-        polls = allowance.is_left(now)
-        allowance.count(now, polls=polls)
-        if polls:
+        if allowance.is_left(now):
+            allowance.spend(now, now + 40e-6)
             passes.append(now)
         now += 50e-6
     for begin in (1.0, 1.3, 2.0, 2.7):
@@ -168,22 +167,22 @@ def test_allowance_without_a_limit_and_without_polls() -> None:
         allowance = PollAllowance(share)
         for now in range(1, 10):
             assert allowance.is_left(now) == may
-            allowance.count(now, polls=True)
+            allowance.spend(now, now + 1)
 
 
 # What an estimate learns
 
 
-def test_durations_repeat_after_three_of_a_kind_and_one_outlier_changes_nothing() -> None:
+def test_durations_repeat_after_four_of_a_kind_and_one_outlier_changes_nothing() -> None:
     estimate = Estimate()
     for _ in range(2):
         estimate.add(0.0, 0.010)
-    assert estimate.agreed < 2
+    assert estimate.agreed < 3
     estimate.add(0.00999, 0.010)
     estimate.add(0.00999, 0.010)
-    assert estimate.agreed >= 2
+    assert estimate.agreed >= 3
     estimate.add(0.0, 0.025)
-    assert estimate.agreed >= 2
+    assert estimate.agreed >= 3
     assert estimate.seconds == pytest.approx(0.010)
 
 
@@ -193,7 +192,7 @@ def test_durations_that_vary_do_not_count_as_repeated(pattern: str) -> None:
     for index in range(1000):
         seconds = PATTERNS[pattern](chance, index) * 1e-3
         estimate.add(0.0, seconds + chance.uniform(3e-5, 7e-4))
-        repeated += estimate.agreed >= 2
+        repeated += estimate.agreed >= 3
     assert repeated < 250
 
 
@@ -203,7 +202,7 @@ def test_new_duration_is_learned() -> None:
         for _ in range(8):
             estimate.add(0.0, seconds)
         assert estimate.seconds == pytest.approx(seconds)
-        assert estimate.agreed >= 2
+        assert estimate.agreed >= 3
 
 
 def test_sample_of_a_late_callback_is_corrected_by_a_poll() -> None:
@@ -247,17 +246,17 @@ def test_no_wait_is_much_later_than_its_callback(policy: str, pattern: str) -> N
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_callback_that_never_comes_costs_a_twelfth_of_the_wait_at_most(pattern: str) -> None:
+def test_callback_that_is_20_ms_late_costs_a_twelfth_of_the_wait_at_most(pattern: str) -> None:
     """Another library's host function holds up all callbacks."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream:
             late = await lateness(stream, driver, pattern)
-        # Until a query has found an end before its callback, a kind that has repeated has queries each 10 ms.
-        assert sorted(late)[-2] <= 0.003
+        # Until the first late callback has come, a kind that has repeated has queries each 10 ms.
+        assert sorted(late)[-3] <= 0.003
         assert max(late) <= 0.0105
 
-    simulated(main, upsets=tuple(Upset("delay", nth, seconds=5.0) for nth in range(1, 200)))
+    simulated(main, upsets=tuple(Upset("delay", nth, seconds=0.02) for nth in range(1, 200)))
 
 
 @pytest.mark.parametrize("policy", ["balanced", "efficient"])

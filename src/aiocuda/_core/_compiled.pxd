@@ -41,7 +41,7 @@ cdef class Estimate:
     cdef public int agreed
     cdef Estimate _after_wait
     @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, is_exact=cython.bint)
-    cpdef add(self, double least, double most)
+    cpdef add(self, double least, double most, int count=*)
     cpdef shorten(self, double factor)
 
 cdef class _Instant(Estimate):

@@ -24,7 +24,7 @@ REPEAT_PART = 0.05
 CALLBACK_SECONDS = 700e-6
 
 #: `Estimate.agreed` counts up to this.
-MOST_AGREED = 3
+MOST_AGREED = 4
 
 
 class Estimate:
@@ -37,7 +37,7 @@ class Estimate:
     seconds : float or None
         The expected duration; None if unknown.
     agreed : int
-        0 to 3: each sample that agrees with ``seconds`` adds one, each other one subtracts one. At 0, the next sample
+        0 to 4: each sample that agrees with ``seconds`` adds one, each other one subtracts one. At 0, the next sample
         replaces ``seconds``. So a rare outlier changes nothing, and durations that vary never get far.
     """
 
@@ -59,15 +59,17 @@ class Estimate:
             self._after_wait = Estimate(self.kernel)
         return self._after_wait
 
-    def add(self, least: float, most: float) -> None:
-        """Add a sample: a duration between two bounds, in seconds."""
+    def add(self, least: float, most: float, count: int = 1) -> None:
+        """Add a sample: so many operations took a time between two bounds, in seconds."""
+        is_exact = most - least <= EXACT_SECONDS or most - least <= EXACT_PART * most
+        if least < most - CALLBACK_SECONDS:
+            least = most - CALLBACK_SECONDS
+        least /= count
+        most /= count
         if self.seconds is None:
             self.seconds = most
             return
         known = self.seconds
-        is_exact = most - least <= EXACT_SECONDS or most - least <= EXACT_PART * most
-        if least < most - CALLBACK_SECONDS:
-            least = most - CALLBACK_SECONDS
         nearest = most if is_exact or known > most else least if known < least else known
         off = nearest - known if nearest > known else known - nearest
         if off <= REPEAT_SECONDS or off <= REPEAT_PART * known:
@@ -90,7 +92,7 @@ class _Instant(Estimate):
 
     __slots__ = ()
 
-    def add(self, least: float, most: float) -> None:
+    def add(self, least: float, most: float, count: int = 1) -> None:
         """Do nothing."""
 
     def shorten(self, factor: float) -> None:

@@ -624,7 +624,7 @@ class Ring:
             if self.last_resolved > start:  # `max` takes 60 ns
                 start = self.last_resolved
             busy = self.last_busy
-            sampled.add((busy - start) / timed if busy > start else 0.0, (now - start) / timed)
+            sampled.add(busy - start if busy > start else 0.0, now - start, timed)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
             # They are of different kinds, and end before their predicted end: the estimates are too long.
             start = max(first.submitted_at, self.last_resolved)

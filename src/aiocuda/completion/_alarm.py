@@ -24,6 +24,10 @@ MOST_EARLY = 0.001
 #: uvloop's time is the time at which the turn began. A clock that differs by more is simulated.
 A_LONG_TURN = 60.0
 
+#: The alarm comes earlier by the mean lateness and so many mean deviations. A wait has a host callback, too: where the
+#: alarm is late once, that callback ends the wait; where it is early, a core is busy.
+SPREADS = 1.0
+
 #: Weight of a new sample of the lateness.
 WEIGHT = 0.2
 
@@ -126,7 +130,7 @@ class Alarm:
         late = max(min(now - self._due, MOST_EARLY), -MOST_EARLY)
         self._spread += WEIGHT * (abs(late - self._mean) - self._spread)
         self._mean += WEIGHT * (late - self._mean)
-        self.early = max(0.0, min(self._mean + 2.0 * self._spread, MOST_EARLY))
+        self.early = max(0.0, min(self._mean + SPREADS * self._spread, MOST_EARLY))
         self.at = self._due = math.inf
         self._ring(now)
 

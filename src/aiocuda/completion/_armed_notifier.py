@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,11 @@ class ArmedNotifier:
     ----------
     id, context, label
         Of the operation.
+    found_at : float
+        The time at which the timer's query has found the end of the operation, before the tag; infinite if none has.
     """
 
-    __slots__ = ("_operation", "context", "id", "index", "label", "queue", "silent_ticks", "token")
+    __slots__ = ("_operation", "context", "found_at", "id", "index", "label", "queue", "silent_ticks", "token")
 
     def __init__(self, index: int, token: int, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         self.index = index
@@ -35,6 +38,7 @@ class ArmedNotifier:
         self.context = operation.context
         self.label = operation.label
         self.silent_ticks = 0
+        self.found_at = math.inf
 
     @property
     def is_settled(self) -> bool:

@@ -84,8 +84,8 @@ _NAMED = {
         CompletionPolicy(
             "balanced",
             unknown=150e-6,
-            lead=0.08e-3,
-            grace=0.1e-3,
+            lead=0.05e-3,
+            grace=0.15e-3,
             linger=40e-6,
             cost="10-150 µs late where durations repeat, else 0.03-0.7 ms; polls for 150 µs of a short or unexpected "
             "wait, and around predicted ends for a tenth of a core",

@@ -30,7 +30,7 @@ from ._notifiers import NotifierPool
 from ._poll_allowance import PollAllowance
 from ._pumps import Pumps
 from ._submission_pace import SubmissionPace
-from ._wait_rule import HELD_UP_SECONDS, SHORTEST, first_poll, is_held_up, next_look
+from ._wait_rule import HELD_UP_SECONDS, LATE_SECONDS, MOST_CHECKED, SHORTEST, first_poll, is_held_up, next_look
 
 if TYPE_CHECKING:
     from ._armed_notifier import ArmedNotifier
@@ -240,7 +240,8 @@ class Reactor(ReactorFields):
 
     def _alarmed(self, now: float) -> None:
         """Query the parked queues that are due, or begin to poll them."""
-        checked: list[StreamQueue] = []
+        checked: list[StreamQueue] = []  # without a notifier
+        armed: list[StreamQueue] = []
         following = math.inf
         for queue in self.attended:
             watch = queue.watch
@@ -252,15 +253,23 @@ class Reactor(ReactorFields):
                 watch.polling = True
                 self.sleeps += 1
                 self._spin_soon()
-            elif watch.armed is None or is_held_up(now, self._heard, watch.looked):
+            elif watch.armed is None:
                 checked.append(queue)
+            elif is_held_up(now, self._heard, watch.looked):
+                armed.append(queue)
             else:
                 watch.poll_from += SHORTEST
                 following = min(following, watch.poll_from)
+        if len(armed) > MOST_CHECKED and now >= self._held_up_until:
+            armed.sort(key=_looked)
+            for queue in armed[MOST_CHECKED:]:
+                queue.watch.poll_from += SHORTEST
+                following = min(following, queue.watch.poll_from)
+            del armed[MOST_CHECKED:]
         if following < math.inf:
             self.alarm.set(following, now)
-        if checked:
-            self._check(checked, now)
+        if checked or armed:
+            self._check(checked + armed, now)
 
     def _check(self, queues: list[StreamQueue], now: float) -> None:
         """Query parked queues that no callback has woken the loop for."""
@@ -270,17 +279,13 @@ class Reactor(ReactorFields):
                 armed = queue.watch.armed
                 resolved = queue.poll(budget, awaited=True) if budget > 0 else 0
                 budget -= resolved
-                self._note_held_up(armed, now)
+                if resolved and armed is not None and armed.is_settled:
+                    armed.found_at = now  # before its tag has come: see `_on_port`
                 if resolved or (armed is None and self.device_state.tokens):
-                    if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
+                    if queue.watch.attended and (budget > 0 or not self._goes_on(queue)):
                         self.plan(queue, queried=True)
                 elif queue.watch.attended:
                     self._look_later(queue, now)
-
-    def _note_held_up(self, armed: ArmedNotifier | None, now: float) -> None:
-        """Note that callbacks are late, if a query that came by itself has found the end of an armed operation."""
-        if armed is not None and armed.is_settled:
-            self._held_up_until = now + HELD_UP_SECONDS
 
     def _spin(self) -> None:
         """Query each queue that is polled once; repeat in the next turn of the loop while there are any."""
@@ -297,6 +302,7 @@ class Reactor(ReactorFields):
                 if budget <= 0:
                     again = True
                     break
+                beside = beside or watch.parked
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
@@ -307,10 +313,9 @@ class Reactor(ReactorFields):
                     watch.polling = False
                     if queue in self.attended:
                         self._park(queue, queue.awaited()[0])
-                if watch.polling:
-                    again = True
-                    beside = beside or watch.parked
-        self.poll_allowance.count(now, polls=beside)
+                again = again or watch.polling
+        if beside:
+            self.poll_allowance.spend(now, self.device_state.driver.now())
         if again:
             self._spin_soon()
 
@@ -376,6 +381,7 @@ class Reactor(ReactorFields):
         if self.closed:
             return
         queues: dict[StreamQueue, None] = {}
+        found = math.inf
         tags = self._tags
         tags[:0] = self.notifier_pool.port.drain()[::-1]
         try:
@@ -387,6 +393,7 @@ class Reactor(ReactorFields):
                     continue
                 armed = self.notifier_pool.disarm(tag, self.device_state.tokens)
                 if armed is not None and armed.queue.reactor is self:
+                    found = min(found, armed.found_at)
                     self._forget(armed)
                     queues[armed.queue] = None
         finally:
@@ -394,6 +401,8 @@ class Reactor(ReactorFields):
                 self.loop.call_soon(self._on_port)
         if queues:
             self._heard = self.device_state.driver.now()
+            if self._heard - found > LATE_SECONDS:
+                self._held_up_until = self._heard + HELD_UP_SECONDS
             self._look(queues)
 
     def _forget(self, armed: ArmedNotifier) -> None:
@@ -408,7 +417,7 @@ class Reactor(ReactorFields):
             for queue in queues:
                 if budget > 0:
                     budget -= queue.poll(budget, awaited=True)
-                if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
+                if queue.watch.attended and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue, queried=True)
 
     def _goes_on(self, queue: StreamQueue) -> bool:
@@ -459,11 +468,8 @@ class Reactor(ReactorFields):
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in self._watched_now():
-                armed = queue.watch.armed
                 resolved = 0 if queue.is_stuck() else queue.poll(max(budget, 1))
                 budget -= resolved
-                if resolved:
-                    self._note_held_up(armed, self.device_state.driver.now())
                 queue.pump()
                 if queue.idle:
                     self.deactivate(queue)
@@ -554,3 +560,8 @@ class Reactor(ReactorFields):
             for finish in finishers:
                 self.guard(finish)
         self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)
+
+
+def _looked(queue: StreamQueue) -> float:
+    """Return the time at which a queue was queried last."""
+    return queue.watch.looked

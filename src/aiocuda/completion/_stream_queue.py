@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
 
 #: So many samples have agreed where durations repeat: see `Estimate.agreed`.
-REPEATED = 2
+REPEATED = 3
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906

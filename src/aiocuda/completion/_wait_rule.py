@@ -3,7 +3,7 @@
 A wait begins when a task awaits an operation that its first query has found unfinished. It concerns one stream: its
 oldest operation with a waiter, or the last one that `gather` awaits.
 
-1. *Arm.* A host callback (a notifier) is armed at once if the end is predicted more than 250 µs ahead. A wait whose end
+1. *Arm.* A host callback (a notifier) is armed at once if the end is predicted more than 0.5 ms ahead. A wait whose end
    is nearer is polled until 150 µs after its predicted end, and one whose end is unknown or overdue for 150 µs; then it
    is armed. With `efficient` it is armed at once, too. `first_poll`.
 2. *Poll.* Around the predicted end, the loop also polls, so that it is quicker than the callback, which takes 0.1 to
@@ -13,8 +13,9 @@ oldest operation with a waiter, or the last one that `gather` awaits.
    library by any time, since the driver runs host functions one after another. So each armed wait is queried in
    between, with every policy: from a millisecond after it was armed, or after its predicted end where durations repeat,
    more and more rarely, at most 10 ms apart. While the callbacks of other streams come, the driver is not held up, and
-   there are only the queries at 10 ms. After a query has found an end before its callback, predictions count for
-   nothing here, for ten seconds.
+   there are only the queries at 10 ms. At most four waits are queried in a millisecond, in turn. After a callback that
+   has come 2 ms later than such a query has found the end, all are, and predictions count for nothing here, for ten
+   seconds.
 4. *Without a notifier.* Only 24 waits of a device can be armed at a time. The others are queried by the same timer.
 
 Times are in seconds, by the driver's clock.
@@ -35,9 +36,10 @@ __all__ = ["HELD_UP_SECONDS", "SHORTEST", "first_poll", "is_held_up", "next_look
 #: wake a sleeping loop 100 µs or more, so a shorter wait is better polled.
 FIRST_POLL = 150e-6
 
-#: A wait whose end is predicted within this time is polled until then, and for `GRACE` after it: a callback would see
-#: the end of a kernel of 200 µs 100 µs later, half of its time; and in a pipeline, one late end delays the next.
-SHORT_WAIT = 250e-6
+#: A wait whose end is predicted within this time is polled until then, and for `GRACE` after it: by a callback, the end
+#: of a kernel of 200 µs would come 100 µs later, half of its time. To arm one and to handle its tag takes the loop 20
+#: to 30 µs, as long as a stage of a pipeline that fills the device: items that are late by that stay late.
+SHORT_WAIT = 500e-6
 GRACE = 150e-6
 
 #: The times between two checks of a wait. The shorter one is also the grid on which they lie: one wake-up of the loop
@@ -45,10 +47,15 @@ GRACE = 150e-6
 SHORTEST = 0.001
 LONGEST = 0.010
 
+#: The most armed waits that are queried at one time, while callbacks do not count as held up: a query and what belongs
+#: to it take 8 µs.
+MOST_CHECKED = 4
+
 #: A check is late by at most this part of the time that the wait has taken, and `SHORTEST`.
 LATENESS = 1 / 12
 
-#: Seconds for which callbacks count as held up.
+#: A callback that comes so long after a check has found the end is late, and callbacks count as held up for some time.
+LATE_SECONDS = 0.002
 HELD_UP_SECONDS = 10.0
 
 #: As `LATENESS`, without a notifier.
