@@ -32,13 +32,16 @@ ARGS ?=
 PYTHONS ?=
 
 BIN := $(abspath $(VENV))/bin
-# What the host driver needs, as other systems' standard libraries have it. The cuda driver is for Linux.
-MYPY_ELSEWHERE := $(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silent
 WHEELS := $(abspath $(VENV))/aiocuda-wheels
 OTHER := $(abspath $(VENV))/aiocuda-other-python
 LOWEST := $(abspath $(VENV))/aiocuda-lowest
 LOADERS := $(abspath $(VENV))/aiocuda-loaders
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Makes the targets that follow it, two at a time. The output of each target is shown at its end. After a failure, no
+# other target begins. Make before 4.0 mixes the outputs.
+SIDE_BY_SIDE := $(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# The short ones first, then the longest.
+CHECKS := $(addprefix check-,style format floors figures wheel types other-python types-darwin names types-win32)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 # Some containers set it. Each of the many processes of the tests would compile all modules again.
@@ -53,6 +56,7 @@ stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exe
 
 .DEFAULT_GOAL := test
 .PHONY: demo pictures test slow gpu test-pythons check bench docs build wheels soak clean core
+.PHONY: slow-lowest slow-loaders slow-core $(CHECKS)
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
@@ -70,12 +74,20 @@ test: core
 	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600 \
 		$$(grep -rl python_core tests --include='test_*.py'))
 
+# The tests marked alone measure times: nothing runs beside them.
 slow: core
 	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.lowest $(LOWEST))
-	$(if $(ARGS),,$(BIN)/python -m tests.other_loaders $(LOADERS))
-	$(if $(ARGS),,$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" $(IN_TWO) --timeout 600 -q)
+	$(if $(ARGS),,+@$(SIDE_BY_SIDE) slow-lowest slow-core slow-loaders)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
+
+slow-lowest: $(call stamp,dev)
+	$(BIN)/python -m tests.lowest $(LOWEST)
+
+slow-loaders: $(call stamp,dev)
+	$(BIN)/python -m tests.other_loaders $(LOADERS)
+
+slow-core: core
+	$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" --timeout 600 -q
 
 gpu: core
 	$(BIN)/python -m tests.gpu $(ARGS)
@@ -84,15 +96,34 @@ test-pythons: $(call stamp,dev)
 	$(BIN)/python -m tests.other_python all $(OTHER) $(PYTHONS) --pytest="$(ARGS)"
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
+	+@$(SIDE_BY_SIDE) $(CHECKS)
+
+check-style: $(call stamp,dev)
 	$(BIN)/ruff check .
+
+check-format: $(call stamp,dev)
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(MYPY_ELSEWHERE) --platform darwin --cache-dir .mypy_cache/darwin
-	$(MYPY_ELSEWHERE) --platform win32 --cache-dir .mypy_cache/win32
+
+check-floors: $(call stamp,dev)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tests.typing.wheel --wheels $(WHEELS)
+
+check-figures: $(call stamp,dev)
 	$(BIN)/python -m tests.benchmarks.readme --check
+
+check-wheel: $(call stamp,dev) $(call stamp,wheels)
+	$(BIN)/python -m tests.typing.wheel --wheels $(WHEELS)
+
+check-types: $(call stamp,dev)
+	$(BIN)/mypy
+
+# What the host driver needs, as other systems' standard libraries have it. The cuda driver is for Linux.
+check-types-darwin check-types-win32: check-types-%: $(call stamp,dev)
+	$(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silent --platform $* --cache-dir .mypy_cache/$*
+
+check-names: $(call stamp,dev)
 	$(BIN)/python -m tests.project.collecting
+
+check-other-python: $(call stamp,dev) $(call stamp,other)
 	$(BIN)/python -m tests.other_python run $(OTHER)
 
 bench: $(call stamp,dev) $(call stamp,bench)

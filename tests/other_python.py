@@ -25,7 +25,7 @@ from tests.project.tree import ROOT, SOURCE
 
 #: Unit tests, the conformance suite, and what an event loop does differently from version to version.
 TESTS = (
-    *("-m", "not slow and not heavy and not soak and not gpu"),
+    *("-m", "not slow and not heavy and not soak and not gpu and not alone"),
     *("tests/driver", "tests/completion", "tests/test_shutdown.py"),
 )
 
