@@ -41,6 +41,7 @@ BUGS = [
         "_collectives.py",
         "                lane.wait(arrived[parent])\n",
         "",
+        first=225,
     ),
     Bug(
         "begin-too-early",
@@ -76,6 +77,7 @@ BUGS = [
         "_reductions.py",
         "                partial[:n] = total\n",
         "                partial[:n] = narrow(total)\n",
+        first=34,
     ),
     Bug(
         "streams-left-open",
@@ -90,6 +92,7 @@ BUGS = [
         "_scheduled_node.py",
         "        for operations in (self.parts, *(other",
         "        for operations in ((), *(other",
+        first=132,
     ),
     Bug(
         "failure-stays",

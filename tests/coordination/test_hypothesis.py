@@ -17,7 +17,7 @@ import pytest
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import SimulatedLoop
-from tests.budget import portions
+from tests.budget import part_of
 from tests.coordination.graphs import by_chance, compare
 from tests.simulation.checker import Checker
 
@@ -53,7 +53,7 @@ def graphs(examples: int) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", portions(300))
+@pytest.mark.parametrize("count", [part_of(300), pytest.param(200, marks=pytest.mark.heavy)])
 def test_graphs_that_hypothesis_makes(count: int) -> None:
     graphs(count)()
 

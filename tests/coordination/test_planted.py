@@ -6,5 +6,5 @@ from tests.coordination.planted import BUGS
 from tests.planting import planted_tests
 
 test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
-    BUGS, package="coordination", simulation="tests.coordination.simulation", seeds=1000, programs=60, soak=20_000
+    BUGS, package="coordination", simulation="tests.coordination.simulation", seeds=250, programs=60, soak=20_000
 )

@@ -72,6 +72,7 @@ BUGS = [
         "_state.py",
         "            ahead=tuple(sorted({*self._ends, *self._ahead})),\n",
         "            ahead=(),\n",
+        first=194,
     ),
     Bug(
         "no-padding",

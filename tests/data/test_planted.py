@@ -6,5 +6,5 @@ from tests.data.planted import BUGS
 from tests.planting import planted_tests
 
 test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
-    BUGS, package="data", simulation="tests.data.simulation", seeds=400, programs=20, soak=10_000
+    BUGS, package="data", simulation="tests.data.simulation", seeds=250, programs=20, soak=10_000
 )

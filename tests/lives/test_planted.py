@@ -6,5 +6,5 @@ from tests.lives.planted import BUGS
 from tests.planting import planted_tests
 
 test_planted_bug_is_found, test_random_programs_break_no_rule = planted_tests(
-    BUGS, package="_base", simulation="tests.lives.simulation", seeds=1000, programs=30, soak=10_000
+    BUGS, package="_base", simulation="tests.lives.simulation", seeds=300, programs=30, soak=10_000
 )

@@ -15,7 +15,7 @@ import pytest
 from tests.mutants.mutant import MUTANTS, Mutant, Verdict, simulate
 from tests.mutants.table import PAGE, table
 from tests.planting import StaleBugError
-from tests.simulation.test_command import PROGRAMS
+from tests.simulation.run import simulate as run_unchanged
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +49,9 @@ def test_planted_bug_is_found(mutant: Mutant, verdicts: dict[str, Future[Verdict
         f"`python -m tests.mutants {mutant.name}` searches for the first one\n{verdict.output}"
     )
     assert verdict.violated in mutant.expected, verdict.output
-
-
-def test_unchanged_package_runs_the_same_seeds() -> None:
-    """`test_thousands_of_programs_break_no_invariant` runs from seed 0 to beyond the seeds of all mutants."""
-    assert max(mutant.first + mutant.seeds for mutant in MUTANTS) <= PROGRAMS
+    assert verdict.seed is not None
+    unchanged = run_unchanged(verdict.seed)
+    assert (unchanged.violations, unchanged.traceback) == ([], ""), f"seed {verdict.seed} of the unchanged package"
 
 
 def test_patch_that_does_not_apply_is_reported(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import aiocuda
 from tests.planting import Bug, Change, StaleBugError, plant, planted_tests, run_python
 from tests.random_programs import Violation, check, command
 
-#: A module of random programs: that of seed 3 breaks a rule if the package has a wrong version.
+#: A module of random programs: seed 3 breaks a rule if the package has a wrong version, seed 2000 always.
 PROGRAMS = """
 import sys
 import aiocuda
@@ -17,6 +18,7 @@ from tests.random_programs import check, command
 
 def run(seed):
     check("R1", seed != 3 or aiocuda.__version__ != "planted", "the version is wrong")
+    check("R3", seed != 2000, "always wrong")
 
 sys.exit(command(run, "programs", ""))
 """
@@ -52,5 +54,20 @@ def test_only_a_bug_that_the_programs_find_counts_as_found(tmp_path: Path, monke
     found, healthy = planted_tests(bugs, package=".", simulation="programs", seeds=5, programs=4, soak=9)
     healthy(4)
     found(bugs[0], tmp_path / "found")
-    with pytest.raises(AssertionError, match="5 programs, no violation"):
+    with pytest.raises(AssertionError, match="1000 programs, no violation"):
         found(bugs[1], tmp_path / "harmless")
+
+
+@pytest.mark.slow
+def test_program_that_finds_a_bug_must_pass_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "programs.py").write_text(PROGRAMS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    version = f'__version__ = "{aiocuda.__version__}"'
+    bugs = [
+        Bug("wrong", "The version is another one.", "__init__.py", version, '__version__ = "planted"', first=first)
+        for first in (2, 1990)
+    ]
+    found, _ = planted_tests(bugs, package=".", simulation="programs", seeds=3, programs=4, soak=9)
+    found(bugs[0], tmp_path / "seed 3")
+    with pytest.raises(AssertionError, match="seed 2000: R3 always wrong"):
+        found(bugs[1], tmp_path / "seed 2000")

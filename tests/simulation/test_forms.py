@@ -12,10 +12,11 @@ import pytest
 from aiocuda._core import build
 from tests.project.tree import ROOT, SOURCE
 
-SEEDS = 200
+#: The number of seeds in `make slow`, and in the soak.
+SEEDS, MANY_SEEDS = 100, 1_000
 
-_PROGRAM = f"""
-import hashlib, json
+_PROGRAM = """
+import hashlib, json, sys
 from aiocuda._core._form import form
 from tests.simulation.run import simulate
 
@@ -24,19 +25,21 @@ def trace(seed):
     assert not result.traceback, result.traceback
     return hashlib.sha256("\\n".join(result.trace).encode()).hexdigest()
 
-print(json.dumps([form().name, [trace(seed) for seed in range({SEEDS})]]))
+print(json.dumps([form().name, [trace(seed) for seed in range(int(sys.argv[1]))]]))
 """
 
 
-@pytest.mark.heavy
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(SEEDS, marks=pytest.mark.heavy), pytest.param(MANY_SEEDS, marks=pytest.mark.soak)]
+)
 @pytest.mark.skipif(build.can_compile() is not None, reason=str(build.can_compile()))
-def test_one_seed_gives_the_same_trace_in_both_forms() -> None:
+def test_one_seed_gives_the_same_trace_in_both_forms(seeds: int) -> None:
     build.build()
     path = os.pathsep.join((str(SOURCE), str(ROOT)))
     running = {
         form: subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
+            [sys.executable, "-c", _PROGRAM, str(seeds)],
             env={**os.environ, "PYTHONPATH": path, "AIOCUDA_CORE": form},
             stdout=subprocess.PIPE,
             text=True,
@@ -47,4 +50,4 @@ def test_one_seed_gives_the_same_trace_in_both_forms() -> None:
     for form, process in running.items():
         name, traces[form] = json.loads(process.communicate()[0])
         assert name == form
-    assert [seed for seed in range(SEEDS) if traces["python"][seed] != traces["compiled"][seed]] == []
+    assert [seed for seed in range(seeds) if traces["python"][seed] != traces["compiled"][seed]] == []
