@@ -258,6 +258,7 @@ _LONGEST = (
     # In `make slow`.
     *("tests/simulation/test_command.py", "tests/coordination/test_planted.py", "tests/simulation/test_forms.py"),
     *("tests/lives/test_planted.py", "tests/project/test_left_behind.py", "tests/coordination/test_hypothesis.py"),
+    *("tests/cluster/test_losses.py", "tests/core/test_build.py"),
     # In `make test`, from 30 to 5 s, of a processor or of waiting.
     *("tests/project/test_docs.py", "tests/data/test_processes.py", "tests/examples/test_examples.py"),
     *("tests/project/test_lives.py", "tests/test_performance_warnings.py", "tests/testing/test_fixtures.py"),
