@@ -317,7 +317,7 @@ async def test_parked_wait_is_rarely_polled(device: Device, stream: Stream, latc
     await until(lambda: device.statistics().watchdog_wakes >= before.watchdog_wakes + 8, "some ticks")
     after = device.statistics()
     ticks = after.watchdog_wakes - before.watchdog_wakes
-    assert after.polls - before.polls <= ticks + 40  # each interval is 1.125 times as long as the one before
+    assert after.polls - before.polls <= ticks + 60  # each interval is a twelfth of the wait, from 1 to 10 ms
     assert after.parks == before.parks
     latch.release()
     await quickly(asyncio.gather(*waiters))
@@ -342,7 +342,7 @@ async def test_parked_stream_is_queried_once_at_each_alarm() -> None:
                 await asyncio.sleep(0.001)
             after = device.statistics()
             ticks = after.watchdog_wakes - before.watchdog_wakes
-            assert after.polls - before.polls <= ticks + 40
+            assert after.polls - before.polls <= ticks + 60
             latch.release()
             await quickly(hold)
 
@@ -690,7 +690,7 @@ async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
     assert seconds <= 0.05
 
 
-async def test_256_waiting_streams_are_polled_at_most_7_000_times_a_second() -> None:
+async def test_256_waiting_streams_are_polled_at_most_8_000_times_a_second() -> None:
     """One poll per millisecond of each stream without a notifier would take 30 % of a core."""
 
     async def main() -> int:
@@ -710,4 +710,4 @@ async def test_256_waiting_streams_are_polled_at_most_7_000_times_a_second() -> 
             return runner.run(main())
 
     polls = await asyncio.to_thread(run)
-    assert 1_000 < polls <= 7_000
+    assert 1_000 < polls <= 8_000  # 2 400 of the 24 with a notifier, which are queried at most 10 ms apart

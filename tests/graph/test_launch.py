@@ -99,6 +99,7 @@ async def test_first_use_of_a_buffer_waits_for_its_allocation_in_another_stream(
 ) -> None:
     """The launch waits on the device for an allocation in another stream, as any first use does."""
     latch.hold(other)
+    await latch.held()
     buffer = other.empty(N, np.uint32)
     async with stream.capture() as graph:
         stream.fill(buffer, 7)
