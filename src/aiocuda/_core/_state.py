@@ -1,4 +1,4 @@
-"""The states of an operation. `aiocuda.completion._transitions` has the transitions between them."""
+"""The states of an operation. `aiocuda.completion._stream_operation` has the transitions between them."""
 
 from __future__ import annotations
 

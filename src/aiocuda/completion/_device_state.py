@@ -21,9 +21,9 @@ from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
 from ._submission import submitting_loop
+from ._unseen_failure import UnseenFailure
 
 if TYPE_CHECKING:
-    from .._base._failure import Poison
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
@@ -103,7 +103,7 @@ class DeviceState(DeviceFields):
     budget : Budget
     streams : int
         The streams of this opening.
-    unseen : Poison or None
+    unseen : UnseenFailure
         A failure of a stream that has ended, until code of the program has seen it.
     process : int
         The process that has opened the device.
@@ -140,7 +140,7 @@ class DeviceState(DeviceFields):
         self.budget.device_states[weakref.ref(self, self.budget.device_states.pop)] = None
         self.tokens = self.budget.tokens if asynchronous else []  # without a notifier, a timer queries
         self.streams = 0
-        self.unseen: Poison | None = None
+        self.unseen = UnseenFailure()
         self._share()
 
     def check_process(self) -> None:

@@ -15,9 +15,20 @@ from ..errors import BusyError, ClosedError, InvalidTypeError
 from ._extra import CopyOut, Extra
 from ._methods import KINDS
 
-__all__ = ["StreamOperation", "check_awaited", "stream_operation"]
+__all__ = ["TRANSITIONS", "StreamOperation", "check_awaited", "stream_operation"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+#: The states that can follow each state.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.STAGING, State.SUBMITTED, State.FAILED, State.ABANDONED}),
+    State.STAGING: frozenset({State.SUBMITTED, State.FAILED, State.ABANDONED}),
+    State.SUBMITTED: frozenset({State.LANDING, State.DONE, State.FAILED, State.ABANDONED}),
+    State.LANDING: frozenset({State.DONE, State.FAILED, State.ABANDONED}),
+    State.DONE: frozenset(),
+    State.FAILED: frozenset(),
+    State.ABANDONED: frozenset(),
+}
 
 _NAMES = {state: state.name.lower() for state in State}
 
@@ -74,6 +85,21 @@ class StreamOperation(QueuedOperation[T_co]):
         entries = self.queue.on_host
         return entries[0] if self.kind is INTERNAL and self.copy_out is not None and entries else None
 
+    @property
+    def shown_name(self) -> str:
+        """The name for errors: of its copy for a chunk, of an earlier operation for a marker."""
+        if self.kind is not INTERNAL:
+            return str(self)
+        queue = self.queue
+        pending = list(queue.pending)
+        at = pending.index(self) if self in pending else len(pending)
+        if self.copy_out is None:
+            others = reversed(pending[:at])
+        else:
+            others = iter([*pending[at:], *queue.on_host])
+        found = next((other for other in others if other.kind is not INTERNAL), None)
+        return f"the work of {queue.name}" if found is None else str(found)
+
     def exception(self) -> BaseException | None:
         state = self.status
         if state == DONE:
@@ -81,7 +107,7 @@ class StreamOperation(QueuedOperation[T_co]):
         if state == FAILED:
             assert self.failure is not None
             self.failure.poison.delivered = True
-            self.queue.forget_seen()
+            self.queue.unseen.forget_seen()
             return raisable(self.value)
         if state == ABANDONED:
             return ClosedError(f"{self!r} was abandoned: its result was dropped")
@@ -239,6 +265,17 @@ class StreamOperation(QueuedOperation[T_co]):
         """Set the failure that the operation takes when its turn comes."""
         self.failure = failure
         self.value = error
+
+    def fail_copy_out(self, error: BaseException) -> None:
+        """Fail in its turn: the host's work after the device has finished has failed."""
+        poison = Poison(error, self.queue.loop, str(self))
+        self.fail_in_turn(poison.failure(), error)
+        self.note_unseen(poison)
+
+    def note_unseen(self, poison: Poison) -> None:
+        """Keep the failure for the end of a block, if the program knows the operation."""
+        if self.kind is not INTERNAL and self.status != ABANDONED:
+            self.queue.unseen.note(poison)
 
     def fail(self, failure: Failure, error: BaseException) -> None:
         """Fail now, if unfinished, and wake the waiters. The device has faulted.

@@ -40,6 +40,7 @@ from ._listeners import Listeners
 from ._reports import Reports
 from ._stream_operation import StreamOperation
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
+from ._unseen_failure import UnseenFailure
 
 if TYPE_CHECKING:
     from .._base._wakeups import Waiters
@@ -92,8 +93,8 @@ class StreamQueue(Ring):
     base : DeviceState or None
         The device whose coordinator alone enqueues here, for operations over several devices: these deliver the
         failures, so the loop gets none that was not read. That device waits for them when it closes.
-    root : Poison or None
-        A failure of an operation of this stream, until code of the program has seen it: see `raise_unseen`.
+    unseen : UnseenFailure
+        A failure of an operation of this stream, until code of the program has seen it.
     recorded_bytes : int
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
@@ -103,7 +104,7 @@ class StreamQueue(Ring):
     recorded = Obstacle(RECORDED)
 
     __slots__ = ("_stream", "base", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name",
-                 "opened_at", "recorded_bytes", "root", "submissions")  # fmt: skip
+                 "opened_at", "recorded_bytes", "submissions", "unseen")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         super().__init__(reactor, handle, StreamOperation)
@@ -117,7 +118,7 @@ class StreamQueue(Ring):
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
         self.recorded_bytes = 0
-        self.root: Poison | None = None
+        self.unseen = UnseenFailure(self.device_state.unseen)
         self.base: DeviceState | None = None
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
@@ -506,20 +507,7 @@ class StreamQueue(Ring):
     def name_awaited(self) -> str:
         """Return the name of the oldest operation with a waiter, for errors."""
         operation = self.awaited()[0]
-        return f"the work of {self.name}" if operation is None else self.name_of(operation)
-
-    def name_of(self, operation: StreamOperation[Any]) -> str:
-        """Return the name of an operation for errors: of its copy for a chunk, of an earlier operation for a marker."""
-        if operation.kind is not INTERNAL:
-            return str(operation)
-        pending = list(self.pending)
-        at = pending.index(operation) if operation in pending else len(pending)
-        if operation.copy_out is None:
-            others = reversed(pending[:at])
-        else:
-            others = iter([*pending[at:], *self.on_host])
-        found = next((other for other in others if other.kind is not INTERNAL), None)
-        return f"the work of {self.name}" if found is None else str(found)
+        return f"the work of {self.name}" if operation is None else operation.shown_name
 
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
 
@@ -549,7 +537,7 @@ class StreamQueue(Ring):
             return False
         if extra.failure is not None:
             operation.note_waiters(extra.failure.poison)
-            self.forget_seen()
+            self.unseen.forget_seen()
             operation.status = FAILED
             self.reactor.failed += operation.kind is not INTERNAL
             operation.wake_waiters()
@@ -603,7 +591,7 @@ class StreamQueue(Ring):
                     operation.status = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
                 return False
         except Exception as error:  # noqa: BLE001 - the error of the copy is the operation's
-            self._fail_copy_out(operation, error)
+            operation.fail_copy_out(error)
         operation.copy_out = None
         return True
 
@@ -613,41 +601,14 @@ class StreamQueue(Ring):
         if self.reactor.closed:
             return  # the waiters have been woken
         if error is not None and not operation.is_unwanted:
-            self._fail_copy_out(operation, error)
+            operation.fail_copy_out(error)
         self.poll()
         self.reactor.plan(self)
 
-    def _fail_copy_out(self, operation: StreamOperation[Any], error: BaseException) -> None:
-        poison = Poison(error, self.loop, str(operation))
-        operation.fail_in_turn(poison.failure(), error)
-        self._note_root(operation, poison)
-
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _note_root(self, operation: StreamOperation[Any], poison: Poison) -> None:
-        """Keep the failure of an operation for the end of a block, unless an earlier one is unseen."""
-        is_internal = operation.kind is INTERNAL or operation.status == ABANDONED
-        if not is_internal and (self.root is None or not self.root.is_unseen):
-            self.root = poison
-
-    def forget_seen(self) -> None:
-        """Refer to failures that code of the program has seen no longer: their tracebacks hold what it has used."""
-        if self.root is not None and not self.root.is_unseen:
-            self.root = None
-        unseen = self.device_state.unseen
-        if unseen is not None and not unseen.is_unseen:
-            self.device_state.unseen = None
-
-    def raise_unseen(self) -> None:
-        """Raise the failure that no code of the program has seen, if there is one: at the normal end of a block."""
-        root, self.root = self.root, None
-        if root is not None and root.is_unseen:
-            if self.device_state.unseen is root:
-                self.device_state.unseen = None
-            root.deliver()
-
     def report_fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int:
-        self.driver.blame(self.name_of(operation))
+        self.driver.blame(operation.shown_name)
         self.reactor.fault(fault, self.pending[0] if self.pending else operation)
         return 1  # any number above 0: everything has failed
 
@@ -661,8 +622,8 @@ class StreamQueue(Ring):
         entries = self.on_host
         chunk = operation.kind is INTERNAL and operation.copy_out is not None
         copy = entries.popleft() if entries and chunk else None
-        failure = Poison(error, self.loop, repr(copy) if copy is not None else self.name_of(operation)).failure()
-        self._note_root(operation if copy is None else copy, failure.poison)
+        failure = Poison(error, self.loop, repr(copy) if copy is not None else operation.shown_name).failure()
+        (operation if copy is None else copy).note_unseen(failure.poison)
         self.place_failed(operation, error, failure)
         if copy is not None:
             copy.forget_call()
@@ -715,8 +676,7 @@ class StreamQueue(Ring):
                 self.pending.popleft()
         # If no operation has failed, there is nothing to deliver.
         poison.delivered = self.reactor.failed == before or self.base is not None
-        if self.root is None or not self.root.is_unseen:
-            self.root = poison
+        self.unseen.note(poison)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -743,9 +703,7 @@ class StreamQueue(Ring):
         """Refuse everything: nothing waits for the operations any more, or none is left."""
         self.draining = False
         self.closed = self.ended = True
-        root, known = self.root, self.device_state.unseen
-        if root is not None and root.is_unseen and (known is None or not known.is_unseen):
-            self.device_state.unseen = root
+        self.unseen.pass_on()
 
     async def flush(self) -> None:
         """Wait until no operation is on the host."""

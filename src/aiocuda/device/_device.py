@@ -456,10 +456,11 @@ class Device(Owner):
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         await self._scope.exit(self, kind)
-        device_state = self._resources.device_state
-        unseen, device_state.unseen = device_state.unseen, None
-        if kind is None and unseen is not None and unseen.is_unseen:
-            unseen.deliver()
+        unseen = self._resources.device_state.unseen
+        if kind is None:
+            unseen.raise_it()
+        else:
+            unseen.take()
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

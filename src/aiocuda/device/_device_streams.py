@@ -131,7 +131,7 @@ class DeviceStreams:
     def raise_unseen(queues: Iterable[Queue]) -> None:
         """Raise the failure of an operation of these streams that no code of the program has seen."""
         for queue in queues:
-            own_queue(queue).raise_unseen()
+            own_queue(queue).unseen.raise_it()
 
     def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.

@@ -558,7 +558,7 @@ class Stream(EnqueuingStream, Owner):
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             await self.aclose()
-            self._queue.raise_unseen()
+            self._queue.unseen.raise_it()
         elif not self._queue.ended:
             await self._life().leave(self)
 
