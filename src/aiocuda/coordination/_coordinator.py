@@ -36,7 +36,6 @@ from ._collectives import Broadcast, Collective, Reduction, buffers_of, check_co
 from ._node import KINDS, RANKS, Kind, Node, NodePriority, check_priority
 from ._scheduled_node import ABANDONED, DONE, FAILED, SKIPPED, ScheduledNode
 from ._scheduler import SAMPLED, Scheduler
-from ._unpolled_nodes import UnpolledNodes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -567,13 +566,9 @@ class AsyncCoordinator(Owner):
         """
         scheduler = self._scheduler
         scheduler.check_loop()
-        unpolled = scheduler.unpolled
-        if unpolled is None:
-            finished = [node for each in scheduler.before_poll if (node := each()) is not None]
-            unpolled = scheduler.unpolled = UnpolledNodes(finished)
-            scheduler.before_poll.clear()
+        scheduler.unpolled.keep()
         scheduler.poll()
-        return unpolled.take()
+        return scheduler.unpolled.take()
 
     async def wait(self, node: Node[Any]) -> Any:
         """Return the result of a node, as awaiting it does."""
@@ -606,7 +601,7 @@ class AsyncCoordinator(Owner):
             by_kind=dict(scheduler.kinds),
             average_overhead=max(0.0, scheduler.overhead * (SAMPLED + 1) / registered) if registered else 0.0,
             deadlocks=scheduler.detector.found,
-            dropped=0 if scheduler.unpolled is None else scheduler.unpolled.dropped,
+            dropped=scheduler.unpolled.dropped,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------

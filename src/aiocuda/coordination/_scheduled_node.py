@@ -516,6 +516,29 @@ class ScheduledNode(Node[T_co]):
         if self.phase < SUBMITTED:
             self.phase = SUBMITTED
 
+    def busy_queue(self, queue: Queue) -> Queue:
+        """Return a queue with operations on the host, for which the node must wait; its own queue if there is none.
+
+        That of a substitute that is on the host: it may be skipped with the work for which it stands.
+        """
+        if not queue.on_host and self.find_busy is not None:
+            queue = self.find_busy(queue)
+        if not queue.on_host:
+            for other in self.prerequisites:
+                for substitute in other.substitutes if other.operation is None else ():
+                    if substitute.queue.on_host and not substitute.submitted_at and substitute.failure is None:
+                        return substitute.queue
+        return queue
+
+    def follow_substitutes(self, queue: Queue, follow: Callable[[Queue, StreamOperation[Any]], None]) -> None:
+        """Let later work of a queue wait for the substitutes of this node."""
+        for substitute in self.substitutes:
+            operation: StreamOperation[Any] | None = substitute
+            if substitute.failure is not None and not substitute.is_settled:
+                operation = substitute.queue.mark(after_end=True)  # comes after it, but is not skipped with it
+            if operation is not None:
+                follow(queue, operation)
+
     def operations(self) -> tuple[StreamOperation[Any], ...]:
         """Return the operations that later work waits for."""
         return self.substitutes if self.operation is None else (self.operation,)

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -42,7 +41,7 @@ from ._scheduled_node import (
     RootFailure,
     ScheduledNode,
 )
-from ._unpolled_nodes import MOST_UNPOLLED, UnpolledNodes
+from ._unpolled_nodes import UnpolledNodes
 
 __all__ = ["SAMPLED", "Scheduler"]
 
@@ -57,9 +56,6 @@ POLL_AGAIN = 50e-6
 
 #: How many unread failures are kept until the coordinator ends; older ones go to the loop's exception handler.
 MOST_UNREAD = 256
-
-#: References to finished nodes before the dead ones are forgotten.
-LEAST_BEFORE = 64
 
 
 class Scheduler:
@@ -107,10 +103,7 @@ class Scheduler:
         How many nodes were registered, by kind.
     overhead : float
         Host seconds of the scheduler, of the sampled nodes.
-    unpolled : UnpolledNodes or None
-        The finished nodes that the program has not polled; None until it polls for the first time.
-    before_poll : deque
-        Weak references to the nodes that have finished before the first `AsyncCoordinator.poll`.
+    unpolled : UnpolledNodes
     """
 
     def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:
@@ -155,9 +148,7 @@ class Scheduler:
         self.finished = [0] * (ABANDONED + 1)
         self.kinds: dict[str, int] = {}
         self.overhead = 0.0
-        self.unpolled: UnpolledNodes | None = None
-        self.before_poll: deque[weakref.ref[ScheduledNode[Any]]] = deque()
-        self._most_before = LEAST_BEFORE  # more make it forget the dead ones: constant time for each
+        self.unpolled = UnpolledNodes()
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -406,7 +397,7 @@ class Scheduler:
             queue = queue_of(stream)
             if queue.obstacles and self.resources.streams.let_in(queue):  # raises if the program has closed its stream
                 late = queue
-            busy = queue if node.find_busy is None and not self.substituted else self._find_busy(queue, node)
+            busy = queue if node.find_busy is None and not self.substituted else node.busy_queue(queue)
             if busy.on_host:
                 self._block(busy, node)
                 return
@@ -416,7 +407,7 @@ class Scheduler:
             for other in node.prerequisites:
                 operation = other.operation
                 if operation is None:
-                    self._follow_substitutes(queue, other, follow)
+                    other.follow_substitutes(queue, follow)
                 elif operation.queue is not queue:
                     follow(queue, operation)
             node.given_at = began = self.driver.now()
@@ -442,33 +433,6 @@ class Scheduler:
             node.wake_waiters()
             return
         self.accept(node, queue, operation)
-
-    @staticmethod
-    def _find_busy(queue: Queue, node: ScheduledNode[Any]) -> Queue:
-        """Return a queue with operations on the host, for which the node must wait; its own queue if there is none.
-
-        That of a substitute that is on the host: it may be skipped with the work for which it stands.
-        """
-        if not queue.on_host and node.find_busy is not None:
-            queue = node.find_busy(queue)
-        if not queue.on_host:
-            for other in node.prerequisites:
-                for substitute in other.substitutes if other.operation is None else ():
-                    if substitute.queue.on_host and not substitute.submitted_at and substitute.failure is None:
-                        return substitute.queue
-        return queue
-
-    @staticmethod
-    def _follow_substitutes(
-        queue: Queue, node: ScheduledNode[Any], follow: Callable[[Queue, StreamOperation[Any]], None]
-    ) -> None:
-        """Let later work of the queue wait for the substitutes of a prerequisite."""
-        for substitute in node.substitutes:
-            operation: StreamOperation[Any] | None = substitute
-            if substitute.failure is not None and not substitute.is_settled:
-                operation = substitute.queue.mark(after_end=True)  # comes after it, but is not skipped with it
-            if operation is not None:
-                follow(queue, operation)
 
     def accept(self, node: ScheduledNode[Any], queue: Queue, operation: StreamOperation[Any]) -> None:
         """Note that a stream has accepted the operation of a node, or the end of a bracket."""
@@ -720,13 +684,7 @@ class Scheduler:
         phase = node.finish()
         self.graph.forget(node)
         self.finished[phase] += 1
-        if self.unpolled is None:
-            self.before_poll.append(weakref.ref(node))
-            if len(self.before_poll) > self._most_before:
-                self.before_poll = deque([each for each in self.before_poll if each() is not None], MOST_UNPOLLED)
-                self._most_before = min(max(LEAST_BEFORE, 2 * len(self.before_poll)), MOST_UNPOLLED)
-        else:
-            self.unpolled.add(node)
+        self.unpolled.add(node)
         if node.callbacks:
             node.call_callbacks()
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 from ._node import Node
 from ._scheduled_node import ScheduledNode
 
-__all__ = ["MOST_UNPOLLED", "UnpolledNodes"]
+__all__ = ["UnpolledNodes"]
 
 #: How many finished nodes are kept between two polls. The oldest are dropped.
 MOST_UNPOLLED = 4096
+
+#: References to finished nodes, before the first poll, from which the dead ones are forgotten.
+LEAST_BEFORE = 64
 
 
 class UnpolledNodes:
     """The nodes that have finished since the program polled last.
 
-    It keeps neither arguments nor results of nodes. A node with a result is kept only weakly, with a copy that replaces
-    it if the program has dropped it.
-
-    Parameters
-    ----------
-    finished
-        The nodes that have finished before.
+    Until the first poll, it refers to nodes only weakly: a program that never polls keeps no node. From then on it
+    keeps them, without arguments and results. A node with a result is kept only weakly, with a copy that replaces it if
+    the program has dropped it.
 
     Attributes
     ----------
@@ -33,16 +31,38 @@ class UnpolledNodes:
         How many nodes were dropped because the program did not poll.
     """
 
-    __slots__ = ("_nodes", "dropped")
+    __slots__ = ("_before", "_most_before", "_nodes", "dropped")
 
-    def __init__(self, finished: Iterable[ScheduledNode[Any]] = ()) -> None:
+    def __init__(self) -> None:
+        self._before: deque[weakref.ref[ScheduledNode[Any]]] | None = deque()  # None from the first poll on
+        self._most_before = LEAST_BEFORE  # more make it forget the dead ones: constant time for each
         self._nodes: deque[tuple[weakref.ref[ScheduledNode[Any]] | None, ScheduledNode[Any]]] = deque()
         self.dropped = 0
-        for node in finished:
-            self.add(node)
+
+    def keep(self) -> None:
+        """Keep nodes from now on: the program polls."""
+        before = self._before
+        if before is None:
+            return
+        finished = [node for each in before if (node := each()) is not None]
+        try:
+            self._before = None
+            for node in finished:
+                self.add(node)
+        except BaseException:  # Ctrl-C: the next call begins again
+            self._nodes.clear()
+            self._before = before
+            raise
 
     def add(self, node: ScheduledNode[Any]) -> None:
-        """Keep a finished node."""
+        """Add a node that has finished. Hot: each node comes here."""
+        before = self._before
+        if before is not None:
+            before.append(weakref.ref(node))
+            if len(before) > self._most_before:
+                alive = self._before = deque([each for each in before if each() is not None], MOST_UNPOLLED)
+                self._most_before = min(max(LEAST_BEFORE, 2 * len(alive)), MOST_UNPOLLED)
+            return
         if len(self._nodes) == MOST_UNPOLLED:
             self._nodes.popleft()
             self.dropped += 1
