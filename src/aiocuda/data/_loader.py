@@ -24,10 +24,9 @@ from ..errors import (
     InvalidTypeError,
 )
 from ..lowlevel import resources_of
-from ..pipeline._stage import OnError
 from ._batch import Batch, Delivery
 from ._epoch import EpochRun
-from ._options import Executor, LoaderOptions
+from ._options import Executor, LoaderOptions, OnError
 from ._resources import LoaderResources
 from ._sharing import Payload
 from ._sources import MapSource, Positions, Shuffle

@@ -15,7 +15,7 @@ from ..pipeline._stage import OnError, check_on_error
 from ._fields import Layout, SampleDecoder
 from ._sources import Order, Shuffle, SourceKind, kind_of, length_of
 
-__all__ = ["Executor", "LoaderOptions"]
+__all__ = ["Executor", "LoaderOptions", "OnError"]
 
 Executor: TypeAlias = Literal["thread", "process"]
 

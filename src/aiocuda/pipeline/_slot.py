@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._item import PipelineItem
 
 __all__ = ["ENDED", "TRANSITIONS", "Ends", "Slot", "SlotContents", "SlotState", "StageSlot", "checked_name",
-           "failure_of_states", "has_ended", "memory_of"]  # fmt: skip
+           "failure_of_states", "memory_of"]  # fmt: skip
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -394,7 +394,7 @@ class Slot(ProcessLocal):
         self._contents.memory.free()
 
     def __repr__(self) -> str:
-        return f"<Slot {self.number} {'ended' if has_ended(self) else self.state}>"
+        return f"<Slot {self.number} {'ended' if self._contents is ENDED else self.state}>"
 
 
 class StageSlot(Slot):
@@ -407,11 +407,6 @@ class StageSlot(Slot):
         self._stage = stage
         self._stream = stream
         self._contents = contents
-
-
-def has_ended(slot: Slot) -> bool:
-    """True if the item or the batch of the slot has ended: the ring has another object for the slot."""
-    return slot._contents is ENDED
 
 
 #: Return the memory of a slot: for the packages above.

@@ -16,7 +16,6 @@ from ..device import Device
 from ..errors import StaleHandleError
 from ..lowlevel import resources_of
 from ..pipeline import Slot
-from ..pipeline._slot import has_ended
 from ..stream import Stream
 from ._requests import Request
 from ._results import is_failure
@@ -69,14 +68,20 @@ class Batch(ProcessLocal, Generic[Item]):
 
     @property
     def slot(self) -> Slot | None:
-        if self._slot is not None and has_ended(self._slot):
-            raise self._stale("slot")
+        if self._slot is not None:
+            try:
+                _ = self._slot.item
+            except StaleHandleError:
+                raise self._stale("slot") from None
         return self._slot
 
     @property
     def stream(self) -> Stream | None:
-        if self._slot is not None and has_ended(self._slot):
-            raise self._stale("stream")
+        if self._slot is not None:
+            try:
+                _ = self._slot.item
+            except StaleHandleError:
+                raise self._stale("stream") from None
         return self._stream
 
     def _stale(self, name: str) -> StaleHandleError:
