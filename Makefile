@@ -37,9 +37,12 @@ OTHER := $(abspath $(VENV))/aiocuda-other-python
 LOWEST := $(abspath $(VENV))/aiocuda-lowest
 LOADERS := $(abspath $(VENV))/aiocuda-loaders
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
-# Makes the targets that follow it, two at a time. The output of each target is shown at its end. After a failure, no
-# other target begins. Make before 4.0 mixes the outputs.
-SIDE_BY_SIDE := $(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# Makes the targets that follow it, two at a time. After a failure, no other target begins.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory -j2
+# Shows the output of each target at its end. Make before 4.0 mixes the outputs.
+SYNCED := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# After a command: shows its output at its end.
+AT_END = >$(VENV)/aiocuda-$@.log 2>&1; status=$$?; cat $(VENV)/aiocuda-$@.log; exit $$status
 # The short ones first, then the longest.
 CHECKS := $(addprefix check-,style format floors figures wheel types other-python types-darwin names types-win32)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -56,7 +59,7 @@ stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exe
 
 .DEFAULT_GOAL := test
 .PHONY: demo pictures test slow gpu test-pythons check bench docs build wheels soak clean core
-.PHONY: slow-lowest slow-loaders slow-core $(CHECKS)
+.PHONY: slow-heavy slow-lowest slow-loaders slow-core $(CHECKS)
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
@@ -76,18 +79,21 @@ test: core
 
 # The tests marked alone measure times: nothing runs beside them.
 slow: core
-	$(BIN)/python -m pytest -m "heavy and not soak and not alone" $(IN_TWO) --timeout 900 $(ARGS)
-	$(if $(ARGS),,+@$(SIDE_BY_SIDE) slow-lowest slow-core slow-loaders)
+	+@$(SIDE_BY_SIDE) slow-heavy $(if $(ARGS),,slow-core slow-lowest slow-loaders)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
 
+# Three processes keep two processors busy: these tests often wait.
+slow-heavy: core
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)
+
 slow-lowest: $(call stamp,dev)
-	$(BIN)/python -m tests.lowest $(LOWEST)
+	@$(BIN)/python -m tests.lowest $(LOWEST) $(AT_END)
 
 slow-loaders: $(call stamp,dev)
-	$(BIN)/python -m tests.other_loaders $(LOADERS)
+	@$(BIN)/python -m tests.other_loaders $(LOADERS) $(AT_END)
 
 slow-core: core
-	$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" --timeout 600 -q
+	@$(BIN)/python -m tests.other_core tests/core tests/completion tests/stream tests/memory -m "not heavy and not soak and not alone" --timeout 600 -q $(AT_END)
 
 gpu: core
 	$(BIN)/python -m tests.gpu $(ARGS)
@@ -96,7 +102,7 @@ test-pythons: $(call stamp,dev)
 	$(BIN)/python -m tests.other_python all $(OTHER) $(PYTHONS) --pytest="$(ARGS)"
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
-	+@$(SIDE_BY_SIDE) $(CHECKS)
+	+@$(SIDE_BY_SIDE) $(SYNCED) $(CHECKS)
 
 check-style: $(call stamp,dev)
 	$(BIN)/ruff check .
