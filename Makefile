@@ -41,6 +41,8 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE = $(MAKE) --no-print-directory -j2
 # Shows the output of each target at its end. Make before 4.0 mixes the outputs.
 SYNCED := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# Prints the files that have tests marked alone: they are collected more quickly than all files.
+ALONE = $(BIN)/python -c 'from tests.conftest import ALONE; print(*sorted({test.partition("::")[0] for test in ALONE}))'
 # After a command: shows its output at its end.
 AT_END = >$(VENV)/aiocuda-$@.log 2>&1; status=$$?; cat $(VENV)/aiocuda-$@.log; exit $$status
 # The short ones first, then the longest.
@@ -80,7 +82,7 @@ test: core
 # The tests marked alone measure times: nothing runs beside them.
 slow: core
 	+@$(SIDE_BY_SIDE) slow-heavy $(if $(ARGS),,slow-core slow-lowest slow-loaders)
-	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900)
+	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900 $$($(ALONE)))
 
 # Three processes keep two processors busy: these tests often wait.
 slow-heavy: core
