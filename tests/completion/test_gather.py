@@ -186,10 +186,13 @@ async def test_gather_that_finds_a_fault_first(return_exceptions: bool) -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         await asyncio.to_thread(TRAP.load, peer.driver, 0)
-        with Latch(device) as latch:
+        with Latch(device) as latch, Latch(device) as before:
             latch.hold(other)
+            before.hold(stream)
             await latch.held()
+            await before.held()
             operations = [other.synchronize(), stream.launch(TRAP, 1, 1), stream.synchronize(), other.synchronize()]
+            before.release()  # not earlier: a stream refuses operations after the fault
             block_until(lambda: peer.inner.fault, "the fault")
             gathering = _await(aiocuda.gather(*operations, return_exceptions=return_exceptions))
             if return_exceptions:

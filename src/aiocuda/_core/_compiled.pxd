@@ -135,7 +135,7 @@ cdef class Ring:
     cdef public list idle_leases
     cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
-    cdef public double last_busy, last_resolved
+    cdef public double _asked_at, last_busy, last_resolved
     cdef public QueuedOperation _target
     cdef public bint _resolving
     cpdef append(self, QueuedOperation operation)
@@ -148,7 +148,7 @@ cdef class Ring:
     cpdef attend(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
     @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
-                   target=QueuedOperation, lease=Lease)
+                   proven=QueuedOperation, target=QueuedOperation, lease=Lease)
     cdef Py_ssize_t _poll(self, Py_ssize_t budget, bint awaited, bint newest_only) except -1
     @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
     cpdef look_ahead(self, QueuedOperation operation)

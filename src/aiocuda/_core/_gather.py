@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import Future, get_running_loop, shield
+from asyncio import Future, _get_running_loop, get_running_loop, shield
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
@@ -290,7 +290,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
             self._future.set_result(None)
 
     def done(self) -> bool:
-        if not self._has_finished():
+        if not self._has_finished() and _get_running_loop() is self._future.get_loop():
             for thing in self._things:
                 if thing.done():
                     self._note(thing)  # its callback comes in the next turn of the loop

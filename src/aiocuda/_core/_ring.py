@@ -110,7 +110,7 @@ class Ring:
         Ends what was refused, or interrupted by Ctrl-C.
     """
 
-    __slots__ = ("__weakref__", "_native", "_poison", "_record", "_resolving",
+    __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving",
                  "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
                  "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "newest_id", "now",
                  "obstacles", "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports",
@@ -148,6 +148,7 @@ class Ring:
         self._resolving = False
         self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.last_busy = self.last_resolved = 0.0
+        self._asked_at = -1.0  # the time of the last query of `glance` that has found nothing done
 
     @property
     def active(self) -> bool:
@@ -342,8 +343,8 @@ class Ring:
     def _poll(self, budget: int, awaited: bool, newest_only: bool) -> int:
         pending, query = self.pending, self.driver.event_query
         self.reactor.polls += 1
-        known = 0  # of the oldest operations are known to be done
         operation = newest = pending[-1]
+        proven: StreamOperation[Any] | None = None  # it is known to be done, with all before it
         try:
             if awaited:
                 target = self._target
@@ -354,20 +355,22 @@ class Ring:
                     if not (self._is_done(target.lease) if COMPILED else query(target.lease.handle)):
                         self.last_busy = self.now()
                         return 0
-                    known = self._count_to(target)
-            if known < len(pending):
+                    proven = target
+            if proven is not newest and pending:
                 # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
                 operation = newest if newest.lease is not None else self._newest_recorded()
                 lease = operation.lease
                 if lease is None or (self._is_done(lease) if COMPILED else query(lease.handle)):
-                    known = len(pending)
+                    proven = newest
                 elif newest_only or not pending or operation is pending[0]:
                     self.last_busy = self.now()
                     return 0
         except DeviceFault as fault:
             return self.report_fault(operation, fault)
-        resolved = self._resolve(known, budget) if pending else 0  # a query may run code of the program
-        if not resolved and not known:
+        # Counted last: a query may run code of the program, which enqueues, or asks and so resolves.
+        known = 0 if proven is None else self._count_to(proven)
+        resolved = self._resolve(known, budget) if pending else 0
+        if not resolved and proven is None:
             self.last_busy = self.now()
         return resolved
 
@@ -390,8 +393,11 @@ class Ring:
 
         It does nothing on another thread or loop, and while the stream is captured, closed or faulted.
         """
-        if self.pending and not self.obstacles & UNASKED and _get_running_loop() is self.loop and not self._was_asked():
-            self.poll()
+        if self.pending and not self.obstacles & UNASKED and _get_running_loop() is self.loop:
+            # A clock that stands since then is virtual: only a query lets its time pass. Not `last_busy`: while the
+            # reactor polls for a later operation, that is always new.
+            if not 0.0 < self.now() - self._asked_at < GLANCE_SECONDS and not self.poll():
+                self._asked_at = self.now()
 
     def _was_asked(self) -> bool:
         """True if a query has found the stream unfinished just now."""
@@ -404,6 +410,7 @@ class Ring:
         does the same for all operations, but if this one needs no special handling, its waiter resumes 0.3 µs sooner.
         """
         device_state = self.device_state
+        now = self.now()  # first: it may run code of the program, such as a signal handler
         if (
             not self.pending
             or self.pending[0] is not operation
@@ -415,7 +422,6 @@ class Ring:
         ):
             self._resolve_up_to(operation)
             return
-        now = self.now()
         lease = operation.lease
         try:
             self.pending.popleft()

@@ -216,8 +216,10 @@ class Reactor(ReactorFields):
             return
         watch = queue.watch
         if watch.attended and watch.target == operation.id:  # the wait goes on
-            if not watch.polling and (queried or watch.armed is None):
+            if not watch.polling and queried:
                 self._park(queue, operation)
+            elif not watch.polling and watch.armed is None:
+                self._arm(queue, operation)  # the time of the next query stays: awaits must not put it off
             return
         self.attended[queue] = None
         watch.attended = True
@@ -306,9 +308,8 @@ class Reactor(ReactorFields):
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
-                    watch.polling = False
                     if queue in self.attended:
-                        self.plan(queue)
+                        self.plan(queue)  # the poll goes on if the wait does: an earlier operation had a waiter, too
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
                     if queue in self.attended:
@@ -481,6 +482,8 @@ class Reactor(ReactorFields):
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
             self._forget(armed)
+            if armed.found_at < math.inf:  # no tag has come for so long: callbacks are held up
+                self._held_up_until = self.device_state.driver.now() + HELD_UP_SECONDS
             log(
                 "warning", "notification_lost", armed.context, device=self.device_state.properties.name,
                 stream=armed.queue.name, operation=armed.id, lost=self.lost_wakes, label=armed.label,

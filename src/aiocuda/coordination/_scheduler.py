@@ -141,6 +141,7 @@ class Scheduler:
         self._watched: dict[Queue, StreamOperation[Any]] = {}
         self._tidy_scheduled = False
         self._polled_at = 0.0
+        self._asked_at = -1.0  # the time of the last question of the program that made no query
         self._drainers: Waiters[asyncio.Future[None]] = Waiters()
         self._producers: Waiters[asyncio.Future[None]] = Waiters()
         self._woken_producers = 0  # producers that were woken and have not run yet
@@ -639,16 +640,20 @@ class Scheduler:
         for queue, nodes in list(self.submitted.items()):
             if nodes:
                 budget -= queue.poll(budget) if budget > 0 else 0
-            elif queue not in self._watched:
-                del self.submitted[queue]
+            elif queue not in self._watched and self.submitted.get(queue) is nodes:
+                del self.submitted[queue]  # a query may run code of the program, which polls, too
         self._polled_at = self.driver.now()
         self.advance()
 
     def glance(self) -> None:
         """Query the device for a program that asks for a node without an await: at most once in 20 µs."""
         is_own = _get_running_loop() is self.loop
-        if is_own and not self.closed and self.driver.now() - self._polled_at >= GLANCE_SECONDS:
-            self.poll()
+        if is_own and not self.closed:
+            now = self.driver.now()
+            if now - self._polled_at >= GLANCE_SECONDS or now == self._asked_at:  # as `Ring.glance`
+                self.poll()
+            else:
+                self._asked_at = now
 
     def advance(self) -> None:
         """Collect what has finished, and submit what fits."""
@@ -662,7 +667,7 @@ class Scheduler:
 
     def collect_finished(self) -> None:
         """Finish all nodes that are known to have passed, and release their places."""
-        for nodes in self.submitted.values():
+        for nodes in list(self.submitted.values()):  # what a node releases may run code of the program, which polls
             while nodes:
                 node = nodes[0]
                 operation = node.operation
@@ -673,11 +678,11 @@ class Scheduler:
                 self.in_flight -= 1
                 self._finish(nodes.popleft())
         if self.substituted:
-            substituted = self.substituted
-            self.substituted = [node for node in substituted if not node.is_settled()]
-            for node in substituted:
-                if node.is_settled():
-                    self._finish(node)
+            settled = [node for node in self.substituted if node.is_settled()]
+            if settled:
+                self.substituted = [node for node in self.substituted if node not in settled]
+            for node in settled:
+                self._finish(node)
 
     def _finish(self, node: ScheduledNode[Any]) -> None:
         self.progress += 1
@@ -694,7 +699,7 @@ class Scheduler:
         For the oldest node if a critical or high node is ready.
         """
         hurry = self.ready.highest < 2
-        for queue, nodes in self.submitted.items():
+        for queue, nodes in list(self.submitted.items()):  # to watch may run code of the program
             if not nodes or (queue in self._watched and not hurry):
                 continue
             node = nodes[0 if hurry else len(nodes) // 2] if self.ready.size else nodes[-1]
