@@ -238,7 +238,7 @@ class Reactor(ReactorFields):
     def _spin_soon(self) -> None:
         if not self._spinning:
             self._spinning = True
-            self.loop.call_soon(self._spin)
+            self.loop.call_soon(self._spin_once)
 
     def _alarmed(self, now: float) -> None:
         """Query the parked queues that are due, or begin to poll them."""
@@ -271,7 +271,11 @@ class Reactor(ReactorFields):
         if following < math.inf:
             self.alarm.set(following, now)
         if checked or armed:
-            self._check(checked + armed, now)
+            try:
+                self._check(checked + armed, now)
+            except BaseException:  # Ctrl-C: the others are still due
+                self.alarm.set(now + SHORTEST, now)
+                raise
 
     def _check(self, queues: list[StreamQueue], now: float) -> None:
         """Query parked queues that no callback has woken the loop for."""
@@ -289,9 +293,16 @@ class Reactor(ReactorFields):
                 elif queue.watch.attended:
                     self._look_later(queue, now)
 
+    def _spin_once(self) -> None:
+        self._spinning = False
+        try:
+            self._spin()
+        except BaseException:  # Ctrl-C: the polls go on if the loop does
+            self._spin_soon()
+            raise
+
     def _spin(self) -> None:
         """Query each queue that is polled once; repeat in the next turn of the loop while there are any."""
-        self._spinning = False
         budget = MOST_PER_TURN
         again = beside = False
         now = self.device_state.driver.now()
