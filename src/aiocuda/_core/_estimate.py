@@ -7,7 +7,7 @@ operation unfinished to the one that found it done.
 
 from __future__ import annotations
 
-__all__ = ["INSTANT", "Estimate"]
+__all__ = ["CALLBACK_SECONDS", "INSTANT", "Estimate"]
 
 #: Weight of a new exact sample: after three samples, half of a change is learned.
 WEIGHT = 0.2
@@ -20,7 +20,7 @@ EXACT_PART = 0.1
 REPEAT_SECONDS = 200e-6
 REPEAT_PART = 0.05
 
-#: A host callback wakes the loop at most so late, usually: an operation has not ended before.
+#: A host callback wakes the loop at most so late, usually: an operation that is waited for has not ended before.
 CALLBACK_SECONDS = 700e-6
 
 #: `Estimate.agreed` counts up to this.
@@ -61,15 +61,16 @@ class Estimate:
 
     def add(self, least: float, most: float, count: int = 1) -> None:
         """Add a sample: so many operations took a time between two bounds, in seconds."""
-        is_exact = most - least <= EXACT_SECONDS or most - least <= EXACT_PART * most
-        if least < most - CALLBACK_SECONDS:
-            least = most - CALLBACK_SECONDS
+        width = most - least
+        is_exact = width <= EXACT_SECONDS or width <= EXACT_PART * most
         least /= count
         most /= count
         if self.seconds is None:
             self.seconds = most
             return
         known = self.seconds
+        if width > CALLBACK_SECONDS and not is_exact and least <= known <= most:
+            return  # nobody waited for the end: it says nothing
         nearest = most if is_exact or known > most else least if known < least else known
         off = nearest - known if nearest > known else known - nearest
         if off <= REPEAT_SECONDS or off <= REPEAT_PART * known:

@@ -16,7 +16,7 @@ from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
 from ._calls import COMPILED, copy_context, next_id
 from ._countdown import Countdown
-from ._estimate import INSTANT
+from ._estimate import CALLBACK_SECONDS, INSTANT
 from ._native import Native
 from ._obstacles import COMPLICATED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
 from ._operation import INTERNAL
@@ -630,6 +630,8 @@ class Ring:
             if self.last_resolved > start:  # `max` takes 60 ns
                 start = self.last_resolved
             busy = self.last_busy
+            if self.watch.attended and busy < now - CALLBACK_SECONDS:
+                busy = now - CALLBACK_SECONDS
             sampled.add(busy - start if busy > start else 0.0, now - start, timed)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
             # They are of different kinds, and end before their predicted end: the estimates are too long.

@@ -30,7 +30,16 @@ from ._notifiers import NotifierPool
 from ._poll_allowance import PollAllowance
 from ._pumps import Pumps
 from ._submission_pace import SubmissionPace
-from ._wait_rule import HELD_UP_SECONDS, LATE_SECONDS, MOST_CHECKED, SHORTEST, first_poll, is_held_up, next_look
+from ._wait_rule import (
+    HELD_UP_SECONDS,
+    LATE_SECONDS,
+    MOST_CHECKED,
+    MOST_CHECKED_SECONDS,
+    SHORTEST,
+    first_poll,
+    is_held_up,
+    next_look,
+)
 
 if TYPE_CHECKING:
     from ._armed_notifier import ArmedNotifier
@@ -242,7 +251,7 @@ class Reactor(ReactorFields):
 
     def _alarmed(self, now: float) -> None:
         """Query the parked queues that are due, or begin to poll them."""
-        checked: list[StreamQueue] = []  # without a notifier
+        checked: list[StreamQueue] = []
         armed: list[StreamQueue] = []
         following = math.inf
         for queue in self.attended:
@@ -263,11 +272,10 @@ class Reactor(ReactorFields):
                 watch.poll_from += SHORTEST
                 following = min(following, watch.poll_from)
         if len(armed) > MOST_CHECKED and now >= self._held_up_until:
-            armed.sort(key=_looked)
-            for queue in armed[MOST_CHECKED:]:
+            armed, put_off = _in_turn(armed, now)
+            for queue in put_off:
                 queue.watch.poll_from += SHORTEST
                 following = min(following, queue.watch.poll_from)
-            del armed[MOST_CHECKED:]
         if following < math.inf:
             self.alarm.set(following, now)
         if checked or armed:
@@ -576,6 +584,9 @@ class Reactor(ReactorFields):
         self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)
 
 
-def _looked(queue: StreamQueue) -> float:
-    """Return the time at which a queue was queried last."""
-    return queue.watch.looked
+def _in_turn(queues: list[StreamQueue], now: float) -> tuple[list[StreamQueue], list[StreamQueue]]:
+    """Return the queues of armed waits that are queried now, and those that are put off: the ones queried last."""
+    queues.sort(key=lambda queue: queue.watch.looked)
+    late = queues[MOST_CHECKED:]
+    put_off = [queue for queue in late if now - queue.watch.since < MOST_CHECKED_SECONDS]
+    return [queue for queue in queues if queue not in put_off], put_off
