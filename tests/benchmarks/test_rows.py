@@ -27,6 +27,7 @@ from tests.benchmarks.turns import metered_loop
 
 #: Smaller than a row's small sizes: this only shows that a row runs.
 TINY: dict[str, float] = {
+    "bytes": 1 << 20,
     "repeats": 1,
     "warmup": 1,
     "rounds": 1,
