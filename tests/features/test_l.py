@@ -63,7 +63,7 @@ async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
     assert 1 <= parks <= 3  # one that is still armed for the kernel before serves, too
     polls, sleeps, parks = await measured(driver, "efficient", lambda device: counted(device, 5_000_000, 3))
     assert (sleeps, parks) == (0, 3)
-    assert polls <= 15 < eager_polls
+    assert polls <= 27 < eager_polls  # one for each await, and one for each millisecond
 
 
 @pytest.mark.parametrize("policy", ["latency", "balanced"])
@@ -72,7 +72,7 @@ async def test_threads_of_this_process_are_not_polled(policy: PolicyName) -> Non
     async with aiocuda.open_device(driver="host", policy=policy) as device:
         polls, sleeps, parks = await counted(device, 5_000_000, 3)
         assert (sleeps, parks) == (0, 3)
-        assert polls <= 15
+        assert polls <= 27
 
 
 async def test_fault_reaches_every_pending_operation() -> None:
