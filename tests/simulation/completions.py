@@ -32,7 +32,9 @@ class CompletionActions:
         actions = self._actions
         actions.count("completions")
         things = self._things()
-        unfinished = {thing for thing in things if not thing.done()}
+        # As the loop has seen them: a query of a later operation ends earlier ones, too.
+        ended = ("done", "failed", "abandoned")
+        unfinished = {each for each in things if isinstance(each, Operation) and each.seen_state not in ended}
         left = dict.fromkeys(things)
         limit = actions.seconds(4) if actions.below(4) == 0 else None
         stops = actions.below(4) == 0
