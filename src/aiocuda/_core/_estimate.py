@@ -70,7 +70,7 @@ class Estimate:
             return
         known = self.seconds
         if width > CALLBACK_SECONDS and not is_exact and least <= known <= most:
-            return  # nobody waited for the end: it says nothing
+            return  # no task has waited for the end, so it may be old
         nearest = most if is_exact or known > most else least if known < least else known
         off = nearest - known if nearest > known else known - nearest
         if off <= REPEAT_SECONDS or off <= REPEAT_PART * known:

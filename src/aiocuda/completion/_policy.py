@@ -16,10 +16,10 @@ PolicyName: TypeAlias = Literal["latency", "balanced", "efficient"]
 class CompletionPolicy:
     """How much the loop polls to find out earlier that an operation is done.
 
-    A native host function of CUDA wakes the loop through a descriptor. That costs nothing during the wait, and is 30 to
-    700 µs late, because the operating system takes that long to wake a sleeping thread. *Polling* queries the event in
-    each turn of the loop: at most 10-12 µs late, but a core is busy. `aiocuda.completion._wait_rule` says when the loop
-    does which; a policy sets the times.
+    A native host function of CUDA wakes the loop through a descriptor; the loop sleeps meanwhile. This is 30 to 700 µs
+    late, because the operating system takes that long to wake a sleeping thread. *Polling* queries the event in each
+    turn of the loop: at most 10-12 µs late, but a core is busy. `aiocuda.completion._wait_rule` says when the loop does
+    which; a policy sets the times.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ _NAMED = {
             grace=0.050,
             linger=50e-6,
             share=1.0,
-            cost="10-30 µs late; a core is busy for the last 3 ms of every wait, and for 50 ms of an unexpected one",
+            cost="0.01-0.3 ms late; a core is busy for the last 3 ms of every wait, and for 50 ms of an unexpected one",
         ),
         CompletionPolicy(
             "balanced",
@@ -87,7 +87,7 @@ _NAMED = {
             lead=0.05e-3,
             grace=0.15e-3,
             linger=40e-6,
-            cost="10-150 µs late where durations repeat, else 0.03-0.7 ms; polls for 150 µs of a short or unexpected "
+            cost="0.01-0.2 ms late where durations repeat, else 0.03-0.7 ms; polls for 150 µs of a short or unexpected "
             "wait, and around predicted ends for a tenth of a core",
         ),
         CompletionPolicy(
