@@ -4,8 +4,8 @@
 #   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak; those marked python_core with the core in Python
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
-#                 one by one; some tests with the lowest versions of the requirements, and with the loaders of others;
-#                 and those of core, completion, stream and memory with the other form of the core
+#                 one by one, and again if they fail; some tests with the lowest versions of the requirements, and with the
+#                 loaders of others; and those of core, completion, stream and memory with the other form of the core
 #   make test-pythons
 #                 run the fast tests, and those of Ctrl-C, on each python3.N that starts here; PYTHONS="…" adds others by path
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
@@ -43,6 +43,7 @@ SIDE_BY_SIDE = $(MAKE) --no-print-directory -j2
 SYNCED := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 # Prints the files that have tests marked alone: they are collected more quickly than all files.
 ALONE = $(BIN)/python -c 'from tests.conftest import ALONE; print(*sorted({test.partition("::")[0] for test in ALONE}))'
+MEASURING = $(BIN)/python -m pytest -m "alone and not soak" --timeout 900
 # After a command: shows its output at its end.
 AT_END = >$(VENV)/aiocuda-$@.log 2>&1; status=$$?; cat $(VENV)/aiocuda-$@.log; exit $$status
 # The short ones first, then the longest.
@@ -79,10 +80,11 @@ test: core
 	$(if $(ARGS),,AIOCUDA_CORE=python $(BIN)/python -m pytest -m "python_core and not heavy and not soak and not alone" $(IN_TWO) --timeout 600 \
 		$$(grep -rl python_core tests --include='test_*.py'))
 
-# The tests marked alone measure times: nothing runs beside them.
+# The tests marked alone measure times: nothing runs beside them. Other programs on this machine may, so those that fail
+# run once more, and both results are shown.
 slow: core
 	+@$(SIDE_BY_SIDE) slow-heavy $(if $(ARGS),,slow-core slow-lowest slow-loaders)
-	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 900 $$($(ALONE)))
+	$(if $(ARGS),,$(MEASURING) $$($(ALONE)) || $(MEASURING) --last-failed --last-failed-no-failures none $$($(ALONE)))
 
 # Three processes keep two processors busy: these tests often wait.
 slow-heavy: core

