@@ -449,6 +449,25 @@ async def test_lost_notifications_are_counted_and_the_waits_end() -> None:
             assert device.statistics().armed == 0
 
 
+async def test_notifier_is_used_again_once_its_late_tag_has_come() -> None:
+    with LossyPeer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
+            pool = resources_of(device).loop_states.here().reactor.notifier_pool
+            with Latch(device) as latch:
+                await warm_up(latch, stream)
+                await until(lambda: device.statistics().armed == 0, "the notifiers")
+                task = asyncio.create_task(latch.hold(stream).wait())
+                await until(lambda: device.statistics().armed == 1, "the notifier")
+                ((tag, armed),) = pool.armed.items()
+                latch.release()
+                await quickly(task)
+                await until(lambda: tag in pool.quarantined, "the quarantine")
+                assert armed.index not in pool._free
+                pool.port.put(tag)  # type: ignore[attr-defined]  # as the host function of the notifier does, late
+                await until(lambda: tag not in pool.quarantined, "the tag")
+                assert armed.index in pool._free
+
+
 async def test_late_notifier_does_not_hold_its_operation() -> None:
     with LossyPeer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:

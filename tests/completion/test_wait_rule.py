@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -26,19 +27,10 @@ from aiocuda.completion._wait_rule import (
 )
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing import SimulatedLoop
+from tests.benchmarks.durations import PATTERNS, SURPRISING, durations
 from tests.helpers import SPIN, Latch, Peer, open_peer, quickly, until
 
 BALANCED, LATENCY, EFFICIENT = map(CompletionPolicy.named, ("balanced", "latency", "efficient"))  # type: ignore[arg-type]  # names
-
-#: The kinds of durations of which the documentation has measurements, in milliseconds.
-PATTERNS: dict[str, Callable[[random.Random, int], float]] = {
-    "constant": lambda chance, index: 10,
-    "in turn": lambda chance, index: (1, 10)[index % 2],
-    "uniform": lambda chance, index: chance.uniform(2, 20),
-    "one in ten is longer": lambda chance, index: 25 if chance.random() < 0.1 else 10,
-    "one in ten is shorter": lambda chance, index: 3 if chance.random() < 0.1 else 20,
-    "lognormal": lambda chance, index: min(40, chance.lognormvariate(1.6, 0.8)),
-}
 
 
 def simulated(
@@ -187,11 +179,10 @@ def test_durations_repeat_after_four_of_a_kind_and_one_outlier_changes_nothing()
     assert estimate.seconds == pytest.approx(0.010)
 
 
-@pytest.mark.parametrize("pattern", ["in turn", "uniform", "lognormal"])
+@pytest.mark.parametrize("pattern", SURPRISING)
 def test_durations_that_vary_do_not_count_as_repeated(pattern: str) -> None:
     estimate, chance, repeated = Estimate(), random.Random(3), 0
-    for index in range(1000):
-        seconds = PATTERNS[pattern](chance, index) * 1e-3
+    for seconds in islice(durations(pattern, 3), 1000):
         found = seconds + chance.uniform(3e-5, 7e-4)
         estimate.add(found - CALLBACK_SECONDS, found)
         repeated += estimate.agreed >= 3
@@ -237,9 +228,8 @@ def test_end_that_nobody_has_waited_for_teaches_no_duration() -> None:
 
 async def lateness(stream: Stream, driver: SimulatedDriver, pattern: str, count: int = 60) -> list[float]:
     """Return how late a task resumes after each kernel, in seconds."""
-    chance, late = random.Random(5), []
-    for index in range(count):
-        seconds = PATTERNS[pattern](chance, index) * 1e-3
+    late = []
+    for seconds in islice(durations(pattern, 5), count):
         began = driver.now()
         await stream.launch(SPIN, 1, 1, int(seconds * 1e9))
         late.append(driver.now() - began - seconds)

@@ -268,8 +268,8 @@ def silent_notifiers_reused(patch: pytest.MonkeyPatch) -> None:
 
     def tick(notifier_pool: NotifierPool, tokens: list[int]) -> list[ArmedNotifier]:
         lost = original(notifier_pool, tokens)
-        notifier_pool.quarantined -= len(lost)
-        notifier_pool._free += [armed.index for armed in lost]
+        notifier_pool._free += notifier_pool.quarantined.values()
+        notifier_pool.quarantined.clear()
         return lost
 
     patch.setattr(NotifierPool, "tick", tick)
@@ -356,7 +356,7 @@ PLANTED: list[tuple[Plant, Setting, str]] = [
     (resolve_without_query, Setting(), "V2 .. was resolved before the device was done"),
     (only_newest_resolved, Setting(), "V3 .. was resolved before its predecessor"),
     (tokens_kept, Setting(lost=1), "tokens: "),
-    (silent_notifiers_reused, Setting(lost=1), "0 notifiers were quarantined, 1 counted as lost"),
+    (silent_notifiers_reused, Setting(lost=1), "0 notifiers are quarantined, and 1 are lost"),
     (close_wakes_no_waiter, Setting(close="device"), "lost wake: nothing will wake"),
     (close_keeps_watching, Setting(close="device"), "event_query after close"),
     (closed_port_calls, Setting(close="device", descriptor=False), "woke the loop of a reactor that is closed"),

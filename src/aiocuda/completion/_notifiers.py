@@ -3,8 +3,8 @@
 A notifier is a host function that the driver runs once after an event; it puts a tag into the loop's port. It is armed
 from `NotifierPool.arm` until *its own* tag has been read from the port. If the operation is resolved earlier, for
 example by polling, the notifier stays armed, because the host function is still in its side stream. Unknown tags are
-ignored. A notifier that is silent for two passes of the watchdog after its event was seen done is never used again, and
-counts as a lost wake-up.
+ignored. A notifier that is silent for two passes of the watchdog after its event was seen done counts as a lost
+wake-up, and is not used again until its tag comes: a host function of another library may hold it up.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class NotifierPool:
     port : Port
     armed : dict of int to ArmedNotifier
         The armed notifiers, by tag.
-    quarantined : int
-        The number of notifiers that are never used again.
+    quarantined : dict of int to int
+        The notifiers that are not used again until their tags come, by tag.
     """
 
     __slots__ = ("__weakref__", "_close", "_device", "_free", "_notifiers", "_wake", "armed", "port", "quarantined")
@@ -56,7 +56,7 @@ class NotifierPool:
         self._notifiers: list[Notifier] = []
         self._free: list[int] = []
         self.armed: dict[int, ArmedNotifier] = {}
-        self.quarantined = 0
+        self.quarantined: dict[int, int] = {}
         self._wake: Callable[[], None] | None = None
         weak_self = weakref.ref(self)  # ports are never destroyed, and hold this function
 
@@ -132,7 +132,10 @@ class NotifierPool:
     def disarm(self, tag: int, tokens: list[int]) -> ArmedNotifier | None:
         """Free the notifier whose tag has come, and return it; None for an unknown tag."""
         armed = self.armed.pop(tag, None)
-        if armed is not None:
+        if armed is None:
+            if tag in self.quarantined:
+                self._free.append(self.quarantined.pop(tag))
+        else:
             self._free.append(armed.index)
             if armed.token is not None:
                 tokens.append(armed.token)
@@ -147,7 +150,7 @@ class NotifierPool:
             armed.silent_ticks += 1
             if armed.silent_ticks > 2:
                 del self.armed[tag]
-                self.quarantined += 1
+                self.quarantined[tag] = armed.index
                 if armed.token is not None:
                     tokens.append(armed.token)
                 lost.append(armed)

@@ -55,7 +55,8 @@ def state(system: WakeupSystem) -> Hashable:
         len(system.device_state.tokens),
         len(notifier_pool._free),
         frozenset(notifiers[notifier] for notifier in notifier_pool._free if notifier in notifiers),
-        notifier_pool.quarantined,
+        frozenset(notifiers[index] for index in notifier_pool.quarantined.values() if index in notifiers),
+        len(notifier_pool.quarantined),
         _ordered(system, armed),
         tuple(_client_state(system, client) for client in system.clients),
     )

@@ -46,16 +46,14 @@ def check_order(system: WakeupSystem) -> None:
 def _check_notifiers(system: WakeupSystem, client: Client) -> None:
     """Check that each notifier is free, armed or quarantined, and that each queue refers to its own notifier."""
     notifier_pool = client.reactor.notifier_pool
-    if len(notifier_pool._free) + len(notifier_pool.armed) + notifier_pool.quarantined != len(notifier_pool._notifiers):
-        system.violations.append(
-            f"notifiers: {notifier_pool._free} free, {len(notifier_pool.armed)} armed, "
-            f"{notifier_pool.quarantined} quarantined"
-        )
+    free, armed, quarantined = notifier_pool._free, notifier_pool.armed, notifier_pool.quarantined
+    if len(free) + len(armed) + len(quarantined) != len(notifier_pool._notifiers):
+        system.violations.append(f"notifiers: {free} free, {len(armed)} armed, {len(quarantined)} quarantined")
     if client.reactor.closed:
         return
     for queue in client.queues:
-        armed = [armed for armed in notifier_pool.armed.values() if armed.queue is queue]
-        if queue.watch.armed is None if armed else queue.watch.armed is not None:
+        own = [each for each in armed.values() if each.queue is queue]
+        if queue.watch.armed is None if own else queue.watch.armed is not None:
             system.violations.append(f"queue {queue.name} refers to other notifiers than those that are armed for it")
 
 
