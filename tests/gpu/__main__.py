@@ -59,7 +59,7 @@ async def run(given: argparse.Namespace, results: Results) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with tempfile.TemporaryDirectory(prefix="aiocuda-gpu-tests-") as folder:
+    with tempfile.TemporaryDirectory(prefix="aiocuda-gpu-", ignore_cleanup_errors=True) as folder:
         options = ["-m", given.marks, *([] if given.without_gpu else ["--require-gpu"])]
         one = Run(results, Path(folder), processes=given.processes, seconds=given.seconds, arguments=options, say=say)
         await one.all(files_of(given.paths))

@@ -6,6 +6,7 @@ which test was running.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ FEW = "few_on_a_gpu"
 #: How `aiocuda.testing.plugin` reports the skip of a GPU test, before the reason.
 _SKIP = "must not skip. Skipped: "
 
+#: The descriptor: until its end, pytest replaces `sys.stderr`.
+_STDERR = 2
+
 #: A text is cut to so many characters: its end has the error.
 _MOST = 12_000
 
@@ -31,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reporter(config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the stacks of all threads if the process then hangs, as pytest does for a test that hangs."""
+    faulthandler.dump_traceback_later(float(config.getini("faulthandler_timeout")), file=_STDERR)
 
 
 class Reporter:

@@ -73,7 +73,9 @@ async def run_pytest(place: Path, arguments: Sequence[str], seconds: float) -> E
     report.touch()
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-r", "N", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin"),
-        *("--gpu-report", str(report), "-o", f"faulthandler_timeout={0.9 * seconds:g}", *arguments),
+        *("--gpu-report", str(report), "-o", f"faulthandler_timeout={0.9 * seconds:g}"),
+        # In its common folder, pytest would remove the folders of other runs before it exits: that can take minutes.
+        *("--basetemp", str(place.with_suffix(".tmp")), *arguments),
     ]
     # Some containers forbid .pyc files, and each of the processes would compile all modules again.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

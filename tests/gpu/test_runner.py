@@ -160,13 +160,17 @@ def test_outcomes_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "status"), [((), 0), (("--strict",), 1)])
-def test_exit_code_of_tests_that_fail_only_beside_others(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
+def test_exit_code_of_tests_that_fail_only_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], status: int
+) -> None:
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))
     once = "from pathlib import Path\ndef test_once(tmp_path):\n    " + (
         "path = Path(__file__).with_name('ran')\n    ran = path.exists()\n    path.touch()\n    assert ran"
     )
     write(tmp_path, test_one=once)
     found, _ = run(tmp_path, *options, status=status)
     assert found["fails only beside others"] == ["test_one.py::test_once"]
+    assert not list(tmp_path.glob("pytest-of-*"))  # where pytest removes the folders of other runs
 
 
 @pytest.mark.heavy
@@ -200,6 +204,17 @@ def test_crash_after_the_last_test_is_a_failure(tmp_path: Path) -> None:
     found, _ = run(tmp_path, status=1)
     assert found["fails"] == ["test_crash.py::test_two"]
     assert found["tests"]["test_crash.py::test_two"][0]["reason"] == "after the last test, the process ended by SIGABRT"
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_hang_after_the_last_test_is_shown(tmp_path: Path) -> None:
+    hang = "import atexit, threading\ndef wait_for_ever(): threading.Event().wait()\n"
+    write(tmp_path, test_hang=f"{hang}def test_one(): atexit.register(wait_for_ever)")
+    found, _ = run(tmp_path, "--seconds", "5", status=1)
+    hung = found["tests"]["test_hang.py::test_one"][0]
+    assert hung["reason"] == "after the last test, the test took too long, and its process was killed"
+    assert "in wait_for_ever" in hung["text"]  # the stack
 
 
 @pytest.mark.heavy
