@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
 from pathlib import Path
 
@@ -12,11 +13,11 @@ __all__ = ["PTX", "SOURCE", "compiled", "main", "stamped"]
 
 _FOLDER = Path(aiocuda.coordination.__file__).parent
 SOURCE = _FOLDER / "_reductions.cu"
-PTX = _FOLDER / "_reductions.ptx"
+PTX = _FOLDER / "_reductions.ptx.xz"
 
 
 def compiled() -> str:
-    """Return the PTX of `_reductions.cu` for compute_80, in the oldest version of PTX that has its instructions."""
+    """Return the PTX of `_reductions.cu` for compute_75, in the oldest version of PTX for that."""
     from cuda.bindings import nvrtc
 
     def check(result: tuple[object, ...]) -> object:
@@ -24,12 +25,12 @@ def compiled() -> str:
         return result[1] if len(result) > 1 else None
 
     program = check(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
-    options = [b"--gpu-architecture=compute_80"]
+    options = [b"--gpu-architecture=compute_75"]
     check(nvrtc.nvrtcCompileProgram(program, len(options), options))
     text = bytearray(check(nvrtc.nvrtcGetPTXSize(program)))  # type: ignore[call-overload]  # it is an int
     check(nvrtc.nvrtcGetPTX(program, text))
     ptx = text.rstrip(b"\0").decode()
-    return re.sub(r"^\.version .*$", ".version 7.0", ptx, flags=re.MULTILINE)
+    return re.sub(r"^\.version .*$", ".version 6.3", ptx, flags=re.MULTILINE)
 
 
 def stamped(source: bytes, ptx: str) -> str:
@@ -39,8 +40,9 @@ def stamped(source: bytes, ptx: str) -> str:
 
 
 def main() -> None:
-    """Write the PTX."""
-    PTX.write_text(stamped(SOURCE.read_bytes(), compiled()))
+    """Write the PTX, compressed."""
+    ptx = stamped(SOURCE.read_bytes(), compiled())
+    PTX.write_bytes(lzma.compress(ptx.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import lzma
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -417,7 +419,7 @@ async def test_checker_reports_nothing_of_ordered_collectives() -> None:
 
 
 async def test_ptx_is_compiled_from_the_source() -> None:
-    published = PTX.read_text()
+    published = lzma.decompress(PTX.read_bytes()).decode()
     assert published == stamped(SOURCE.read_bytes(), published.partition("\n")[2]), (
         "run python -m tests.coordination.reductions"
     )
@@ -426,3 +428,36 @@ async def test_ptx_is_compiled_from_the_source() -> None:
 @pytest.mark.parametrize("changed", [(b"sources", "ptx"), (b"source", "ptxs"), (b"sourcep", "tx")])
 async def test_hash_of_the_ptx_shows_a_change_of_the_source_or_of_the_ptx(changed: tuple[bytes, str]) -> None:
     assert stamped(*changed).partition("\n")[0] != stamped(b"source", "ptx").partition("\n")[0]
+
+
+async def test_ptx_is_for_compute_capability_7_5_and_is_decompressed_once() -> None:
+    _reductions._ptx.cache_clear()
+    for symbol in ("sum_uint8", "maximum_float64"):
+        ptx = _reductions._ptx_of(symbol)
+        assert "\n.target sm_75\n" in ptx
+        assert ptx.count(".entry ") == ptx.count(f".visible .entry {symbol}(") == 1
+    assert _reductions._ptx.cache_info().misses == 1
+
+
+@pytest.fixture
+def no_lzma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this Python one that was built without liblzma."""
+    monkeypatch.setitem(sys.modules, "_lzma", None)
+    monkeypatch.delitem(sys.modules, "lzma")
+    _reductions._ptx.cache_clear()
+
+
+@pytest.mark.usefixtures("no_lzma")
+async def test_gpu_needs_lzma_for_a_reduction() -> None:
+    with pytest.raises(UnsupportedError, match=r"need lzma, .*: install liblzma-dev .* build Python again"):
+        _reductions._ptx_of("sum_uint8")
+
+
+@pytest.mark.usefixtures("no_lzma")
+async def test_host_needs_no_lzma() -> None:
+    driver = HostDriver()
+    async with aiocuda.open_device(driver=driver) as device, AsyncCoordinator(device) as coordinator:
+        buffers = await upload([device], [np.ones(3, np.float32)] * 2)
+        await coordinator.all_reduce(buffers)
+        np.testing.assert_array_equal(await download(buffers[1]), np.full(3, 2, np.float32))
+    driver.close()

@@ -1,4 +1,4 @@
-// The kernels of reduce and all_reduce. `python -m tests.coordination.reductions` compiles them to `_reductions.ptx`.
+// The kernels of reduce and all_reduce. `python -m tests.coordination.reductions` writes `_reductions.ptx.xz`.
 //
 // Each kernel folds up to 8 sources, in their order, and writes the result to up to 8 targets. A target may be one of
 // the sources: each item is read by the thread that writes it, before the write. With CONTINUES it begins with the
@@ -10,7 +10,7 @@
 #define CONTINUES 1
 #define UNFINISHED 2
 
-// Halves are folded in float32, and rounded once. bfloat16 has no conversion instruction in compute_80 for both ways.
+// Halves are folded in float32, and rounded once. bfloat16 has no conversion instructions in compute_75.
 struct half_item { unsigned short bits; };
 struct bfloat_item { unsigned short bits; };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidArgumentError, InvalidTypeError
+from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ..lowlevel import DeviceResources
 
 if TYPE_CHECKING:
@@ -84,12 +85,20 @@ def _fold(operation: str, dtype: np.dtype[Any]) -> Fold:
 @functools.cache
 def _ptx() -> tuple[str, dict[str, str]]:
     """Return the first lines of the PTX, and the text of each kernel: a device loads one without the others."""
-    header, *kernels = Path(__file__).with_suffix(".ptx").read_text().split("\t// .globl\t")
+    try:
+        import lzma
+    except ImportError as missing:
+        raise UnsupportedError(
+            f"reduce and all_reduce on a GPU need lzma, and the Python in {sys.prefix} was built without that module: "
+            "install liblzma-dev (on Fedora xz-devel) and build Python again, or use another Python"
+        ) from missing
+    packed = Path(__file__).with_suffix(".ptx.xz").read_bytes()
+    header, *kernels = lzma.decompress(packed).decode().split("\t// .globl\t")
     return header, {name.strip(): text for name, _, text in (kernel.partition("\n") for kernel in kernels)}
 
 
 def _ptx_of(symbol: str) -> str:
-    """Return the PTX of one kernel. Blocks, to read the file."""
+    """Return the PTX of one kernel. Blocks: the first call reads and decompresses the file."""
     header, kernels = _ptx()
     return header + kernels[symbol]
 

@@ -314,9 +314,11 @@ class Kernel:
         loaded: LoadedKernel | None = None
         if isinstance(self._code, LoadedKernel):
             loaded = self._code
+        elif not driver.wants_image:
+            pass  # it runs the host implementation
         elif isinstance(self._code, _Ptx):
             image, symbol = self._code.read(self._code.symbol).encode(), self._code.symbol
-        elif driver.wants_image:
+        else:
             images = self._images.setdefault(driver, {})
             capability = driver.device_open(device).compute_capability
             if capability not in images:
