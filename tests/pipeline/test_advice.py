@@ -17,7 +17,7 @@ from aiocuda import BusyError, Device, Pipeline, Slot, Stage
 from aiocuda._base._processor import last_level_cache, processors
 from aiocuda.pipeline import PipelineAdvice
 from aiocuda.pipeline._advice import advise
-from aiocuda.pipeline._meter import SingleItemMeter
+from aiocuda.pipeline._meter import Meter
 from aiocuda.pipeline._plan import Plan
 from tests.pipeline.virtual import MIXES, in_virtual_time, launches, measure, three
 
@@ -204,7 +204,7 @@ MB = 1_000_000
 def advice_for(depth: int, pinned_mb: int, cache_mb: int | None, *, steady: bool = True) -> PipelineAdvice:
     """The advice for three stages of which each takes a millisecond, so that four slots are needed."""
     plan = Plan(three((1, 1, 1)))
-    meter = SingleItemMeter(plan, depth, [1])
+    meter = Meter(plan)
     for item in range(20):
         for position in range(3):
             meter.add_host_time(position, 1e-3 if steady or item % 5 else 2e-3)

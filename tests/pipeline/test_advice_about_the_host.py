@@ -20,7 +20,7 @@ from aiocuda import Device, Kernel, Pipeline, Slot, Stage
 from aiocuda._base._host_use import HostLoad, _sampler
 from aiocuda.pipeline import PipelineAdvice, PipelineStats
 from aiocuda.pipeline._advice import HostTimes, advise
-from aiocuda.pipeline._meter import SingleItemMeter
+from aiocuda.pipeline._meter import Meter
 from aiocuda.pipeline._plan import Plan
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.helpers import block_until, until
@@ -266,7 +266,7 @@ def advised(
         pass
 
     plan = Plan([Stage("work", work, concurrency=concurrency), Stage("upload", upload)])
-    meter = SingleItemMeter(plan, 3, [1])
+    meter = Meter(plan)
     for _ in range(20):
         meter.add_host_time(0, 10e-3)
         meter.add_host_time(1, 0.1e-3)

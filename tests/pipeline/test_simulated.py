@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, DeviceFault, Operation, Pipeline, Slot, Stage, Stream, UnsupportedError
-from aiocuda.pipeline._meter import SingleItemMeter, WindowMeter
+from aiocuda.pipeline._meter import Meter
 from aiocuda.testing import Upset
 from tests.budget import portions
 from tests.helpers import AFFINE
@@ -207,8 +207,7 @@ def simulate(seed: int, main: Callable[[Program, Pipeline, list[int]], Awaitable
     policy = "balanced" if seed % 4 == 0 else "efficient"
     with pytest.MonkeyPatch.context() as patch:
         # Timed stages have two more events, before and after their work.
-        for meter in (SingleItemMeter, WindowMeter):
-            patch.setattr(meter, "begin", lambda meter: program.chance.random() < 0.25)
+        patch.setattr(Meter, "begin", lambda meter: program.chance.random() < 0.25)
         in_virtual_time(run, seed, policy=policy, **options)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiocuda import Slot, Stage
-from aiocuda.pipeline._meter import SingleItemMeter, meter_of
+from aiocuda.pipeline._meter import Meter
 from aiocuda.pipeline._plan import Plan
 from aiocuda.pipeline._ring import PipelineRing
 
@@ -15,13 +17,11 @@ from aiocuda.pipeline._ring import PipelineRing
 def work(slot: Slot) -> None: ...
 
 
-def meter_of_stages(*names: str) -> SingleItemMeter:
-    meter = meter_of(Plan([Stage(name, work) for name in names]), 3)
-    assert isinstance(meter, SingleItemMeter)
-    return meter
+def meter_of_stages(*names: str) -> Meter:
+    return Meter(Plan([Stage(name, work) for name in names]))
 
 
-def take(meter: SingleItemMeter, times: Iterable[float]) -> None:
+def take(meter: Meter, times: Iterable[float]) -> None:
     """Items of a pipeline of one stage, each of which takes so many seconds."""
     for seconds in times:
         if meter.begin():
@@ -113,3 +113,17 @@ def test_an_item_without_overlap_represents_only_itself() -> None:
     meter.add_host_time(0, 1.0)
     meter.add_item(1.0)
     assert meter.statistics(PipelineRing()).stage_seconds["a"] == pytest.approx(63e-4 + 1.0)
+
+
+def test_utilisation_is_that_of_the_busiest_stage_that_processes() -> None:
+    """A sum of several stages, whose work overlaps, would be more than 1; so may be an estimate from a sample."""
+    meter = meter_of_stages("upload", "a", "b", "download")
+    ring: Any = SimpleNamespace(busy_seconds=2.0, peak_busy=3)
+    for seconds in (0.5, 0.6):
+        for position, times in enumerate((3, 1, 2, 3)):
+            meter.add_sample(position, times * seconds)
+        meter.add_item(4.0)
+        told = meter.statistics(ring)
+        assert told.utilisation == min(1.0, told.stage_seconds["b"] / 2)
+        assert told.overlap_efficiency == min(1.0, told.stage_seconds["upload"] / 2)
+    assert (told.utilisation, told.stage_seconds["b"]) == (1.0, 2.2)

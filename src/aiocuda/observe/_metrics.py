@@ -168,7 +168,7 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         *_percentiles(
             ("p50_ms", "p99_ms"), "pipeline_item_seconds", "Time of an item, of the last 4096.", scale=1e-3
         ),
-        _gauge("utilisation", "pipeline_utilisation_ratio", "Share of the time with a busy stage that processes."),
+        _gauge("utilisation", "pipeline_utilisation_ratio", "Share of the time of the busiest stage that processes."),
         _gauge("overlap_efficiency", "pipeline_overlap_ratio", "Share of the time with a busy slowest stage."),
         _gauge("peak_busy_slots", "pipeline_busy_slots_peak", "Largest number of slots that were busy together."),
         _counter("wall_seconds", "pipeline_wall_seconds", "Time in which at least one slot was busy."),

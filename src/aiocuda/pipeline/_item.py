@@ -501,7 +501,8 @@ class PipelineItem:
         for position in positions:
             events = self._timing_events.pop(position, None)  # None: another branch has read them
             if events is not None:
-                self._resources.meter.add_device_time(position, self.number, *events)
+                start, end = events
+                self._resources.meter.add_sample(position, start.elapsed_ms(end) * 1e-3)
 
     # -- failures ------------------------------------------------------------------------------------------------
 

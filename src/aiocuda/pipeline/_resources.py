@@ -22,7 +22,7 @@ from ..lowlevel import Chain, Queue, owned, queue_of, resources_of
 from ..stream import Stream
 from ._advice import HostTimes
 from ._blocking import BlockingWatch, LoopTimes
-from ._meter import meter_of
+from ._meter import Meter
 from ._plan import Plan
 from ._ring import PipelineRing
 from ._slot import Slot
@@ -93,7 +93,7 @@ class PipelineResources:
         self.plan = plan
         self.gates = [OrderedGate(stage.concurrency) for stage in plan.stages] if plan.awaits else []
         self.numbers = itertools.count()
-        self.meter = meter_of(plan, self.ring.depth)
+        self.meter = Meter(plan)
         self.loop_times = LoopTimes(len(plan.stages)) if plan.awaits and self._is_real else None
 
     def replan(self, plan: Plan) -> None:
@@ -201,7 +201,6 @@ class PipelineResources:
             streams = list(dict.fromkeys(self.streams))
             self.streams.clear()
             self.queues, self.chain = [], None
-            self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
                 self._device_is_late = self._device_is_late or must_end_now()
                 self._closings += 1

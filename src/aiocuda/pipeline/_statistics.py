@@ -38,15 +38,8 @@ class PipelineStats:
     """The statistics of a pipeline since it was made, or since `Pipeline.reset_statistics`.
 
     *Busy* is the time for which a stage was at work. For a stage that enqueues, it is device time between two timing
-    events around its work, of a sample of the items:
-
-    - If at most one such stage processes, the first 16 items are timed, and then one in 16, or one in 64 while no stage
-      takes 0.5 ms. An item represents those before it. Items after the last timed one take the median.
-    - If several process, their work overlaps. The first 24 items are timed, or three times as many as there are slots
-      if that is more, and then one item in 8, in windows of consecutive items. From the 400th item on, windows are left
-      out while slots pass their items on within 0.5 ms each: from the 2 800th on, one item in 64 is timed. If all items
-      take the same time, `utilisation` and `overlap_efficiency` are those of full measurement. If the items' times
-      differ by up to 20 %, both are typically within 0.02 of it after 400 items.
+    events around its work, of a sample of the items: the first 16, and then one in 16, or one in 64 while no stage
+    takes 0.5 ms. An item represents those before it. Items after the last timed one take the median.
 
     A kernel's compilation before its first launch counts. For a stage that awaits, busy is host time from call to
     return, divided by the number of items that it works on at the same time. Without overlap it is host time from call
@@ -62,8 +55,8 @@ class PipelineStats:
     throughput
         Iterations per second of wall.
     utilisation
-        Time in which a stage that *processes* was at work ÷ wall, 0-1. These are the stages that enqueue and have
-        other such stages both before and after them. If there is none, it is that of the busiest stage.
+        Busy ÷ wall, 0-1, of the busiest stage that *processes*: one that enqueues, and has other such stages both
+        before and after it. If there is none, it is that of the busiest stage.
     overlap_efficiency
         Busy ÷ wall, 0-1, of the busiest stage: 1 means that the pipeline takes no longer than its slowest stage.
     peak_busy_slots
