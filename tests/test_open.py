@@ -18,14 +18,21 @@ from typing import Any, TypeAlias
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
+from aiocuda import (
+    ClosedError,
+    DrainTimeoutWarning,
+    DriverError,
+    HostDriverWarning,
+    InvalidTypeError,
+    NoEventLoopError,
+)
 from aiocuda._base._types import DeviceProperties, SourceLine
 from aiocuda.data import DataLoader
 from aiocuda.driver import _port
 from aiocuda.driver._workers import most_threads
 from aiocuda.driver.cuda import _probe
 from aiocuda.driver.host import HostDriver
-from tests.helpers import PATIENCE, Latch, turns, until
+from tests.helpers import PATIENCE, Latch, Peer, open_peer, turns, until
 
 CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
 
@@ -63,6 +70,38 @@ def test_without_asyncios_loop() -> None:
     """As trio runs a coroutine, by `send`."""
     with pytest.raises(NoEventLoopError, match=r"asyncio\.run\(main\(\)\).*trio"):
         aiocuda.open_device(driver="host").__await__().send(None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, [(0, 64)]),
+        ({"streams_ahead": 3}, [(0, 3)]),
+        ({"streams_ahead": 0}, []),
+        ({"streams_ahead": 3, "asynchronous": False}, []),  # it has one stream
+    ],
+)
+async def test_driver_is_asked_for_streams_ahead(options: dict[str, Any], asked: list[tuple[int, int]]) -> None:
+    peer, found, threads = Peer(), [], set()
+
+    def reserve(device: int, count: int) -> None:
+        found.append((device, count))
+        threads.add(threading.current_thread())
+
+    peer.before["stream_reserve"] = reserve
+    async with open_peer(peer, **options):
+        assert found == asked
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.asyncio
+async def test_streams_that_cannot_be_made_ahead_fail_the_opening() -> None:
+    with Peer() as peer:
+        peer.refuse("stream_reserve")
+        with pytest.raises(DriverError, match="does not take this"):
+            await aiocuda.open_device(driver=peer.driver)
+        await (await aiocuda.open_device(driver=peer.driver)).aclose()
 
 
 @pytest.mark.asyncio

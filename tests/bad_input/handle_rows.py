@@ -179,6 +179,7 @@ CASES = [
             ("in flight 0", lambda world, _: AsyncCoordinator(world.device, 0), "0"),
             ("in flight 10**9", lambda world, _: AsyncCoordinator(world.device, 10**9), str(10**9)),
             ("max_in_flight 0", lambda *_: aiocuda.open_device(max_in_flight=0), "0"),
+            ("streams_ahead -1", lambda *_: aiocuda.open_device(streams_ahead=-1), "at least 0, not -1"),
             ("memory limit -1", lambda world, _: LimitResource(PoolResource(world.driver, 0), -1), "-1"),
         )
     ),
@@ -189,6 +190,8 @@ CASES = [
             ("timing True", lambda world, _: EventPool(world.device, timing=True), "True"),
             ("plain 2.0", lambda world, _: EventPool(world.device, plain=2.0), "2.0"),  # type: ignore[arg-type]
             ("events True", lambda world, _: EventPool(world.device, True), "True"),
+            ("streams_ahead 6.4", lambda *_: aiocuda.open_device(streams_ahead=6.4), "6.4"),  # type: ignore[arg-type]
+            ("streams_ahead True", lambda *_: aiocuda.open_device(streams_ahead=True), "True"),
             ("parties '2'", lambda *_: StreamBarrier("2"), "'2'"),  # type: ignore[arg-type]
         )
     ),

@@ -46,8 +46,8 @@ class ContextStatistics(NamedTuple):
         The mode.
     streams_created
         Streams that the driver has created since the context was entered, by the driver's count; it includes streams
-        of other users of the same driver. 0 in synchronous mode. It does not include the streams that CUDA creates when
-        a device is first opened, and the notifiers' streams: programs cannot enqueue on them.
+        of other users of the same driver. 0 in synchronous mode. It does not include the streams that are made
+        ahead when a device is opened, and the notifiers' streams: programs cannot enqueue on them.
     device
         The device's statistics since the context was entered.
     pool, coordinator

@@ -117,8 +117,16 @@ class Streams(Protocol):
     def priority_range(self, device: int) -> tuple[int, int]:
         """Return (least, greatest) priority. A smaller number has precedence. ``cuCtxGetStreamPriorityRange``."""
 
+    def stream_reserve(self, device: int, count: int) -> None:
+        """Make what ``count`` streams need that live at one time, before they are created. **May block.**
+
+        CUDA's notifiers have streams, too. The greatest count of a device holds; what was made is not made again.
+        """
+
     def stream_create(self, device: int, priority: int) -> int:
         """Return the handle of a non-blocking stream. ``cuStreamCreateWithPriority``.
+
+        With CUDA this waits for all running kernels if more streams live than `stream_reserve` has made resources for.
 
         The stream is new, or one that `stream_destroy` kept: of the same device and priority, idle, and not being
         captured. The handle is new in both cases.

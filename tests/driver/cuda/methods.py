@@ -90,6 +90,7 @@ def methods(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]
         "device_count": lambda: driver.device_count(),
         "device_open": lambda: driver.device_open(0),
         "priority_range": lambda: driver.priority_range(0),
+        "stream_reserve": lambda: driver.stream_reserve(0, 2),
         "stream_create": lambda: driver.stream_create(0, -1),
         "stream_default": lambda: driver.stream_default(0),
         "stream_import": lambda: driver.stream_import(0, IMPORTED),

@@ -13,7 +13,6 @@ import pytest
 from aiocuda._base._fault_watch import FaultWatch
 from aiocuda._base._faults import FAULTS
 from aiocuda.driver.cuda import _abi
-from aiocuda.driver.cuda._devices import WARM_STREAMS
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import (
@@ -29,6 +28,7 @@ from tests.driver.cuda.methods import HOST_ONLY, IMPORTED, RELEASING, Things, me
 
 _MAY_BLOCK = {
     "device_open",
+    "stream_reserve",
     "stream_synchronize",
     "pool_trim",
     "pinned_allocate",
@@ -374,12 +374,3 @@ def test_fault_in_a_context_names_the_device(driver: CudaDriver, fake: Fake, dev
     fake.answer("cuMemGetInfo", 700)
     with pytest.raises(DeviceFault, match=f"device {device}: "):
         driver.memory_info(device)
-
-
-def test_opening_makes_streams_ahead_and_gives_them_back(fake: Fake) -> None:
-    driver = CudaDriver(fake.path)
-    fake.value("cuStreamCreateWithPriority", 0x5001)
-    driver.device_open(0)
-    assert len(fake.calls("cuStreamCreateWithPriority")) == WARM_STREAMS
-    assert len(fake.calls("cuStreamDestroy")) == WARM_STREAMS
-    assert driver.statistics()["streams"] == driver.statistics()["streams_created"] == 0

@@ -35,6 +35,30 @@ def test_stream_is_made_in_its_devices_context(driver: CudaDriver, fake: Fake) -
     assert primary[0] != primary[1]
 
 
+def test_reserved_streams_are_made_once_and_given_back(fake: Fake) -> None:
+    driver = CudaDriver(fake.path)
+    driver.device_open(0)
+    driver.device_open(1)
+    assert fake.calls("cuStreamCreateWithPriority") == []
+    fake.value("cuStreamCreateWithPriority", 0x5001)
+    for device, count, made in ((0, 64, 64), (0, 64, 0), (0, 10, 0), (1, 10, 10), (0, 65, 65)):
+        fake.forget()
+        driver.stream_reserve(device, count)
+        assert len(fake.calls("cuStreamCreateWithPriority")) == made
+        names = [name for name in fake.names() if name.startswith("cuStream")]
+        assert names == ["cuStreamCreateWithPriority"] * made + ["cuStreamDestroy"] * made  # they live at one time
+    assert driver.statistics()["streams"] == driver.statistics()["streams_created"] == 0
+
+
+def test_streams_that_cannot_be_reserved_are_tried_again(driver: CudaDriver, fake: Fake) -> None:
+    fake.answer("cuStreamCreateWithPriority", 2, times=1)
+    with pytest.raises(DeviceOutOfMemory, match="cuStreamCreateWithPriority"):
+        driver.stream_reserve(0, 8)
+    fake.forget()
+    driver.stream_reserve(0, 8)
+    assert len(fake.calls("cuStreamCreateWithPriority")) == 8
+
+
 def test_priorities(driver: CudaDriver, fake: Fake) -> None:
     assert driver.priority_range(0) == (0, -5)
     fake.value("cuStreamGetPriority", _INT - 4)

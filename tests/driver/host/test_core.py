@@ -137,6 +137,7 @@ class Handles:
             "fault": lambda: driver.fault,
             "blame": lambda: driver.blame("an operation"),
             "polls_freely": lambda: driver.polls_freely,
+            "stream_reserve": lambda: driver.stream_reserve(0, 64),
             "notifier_limit": lambda: driver.notifier_limit(0),
             "argument": lambda: driver.argument(Span(0, (0,), "|u1")),
             "wants_image": lambda: driver.wants_image,

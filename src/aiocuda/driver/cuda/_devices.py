@@ -15,10 +15,6 @@ __all__ = ["CudaDevices"]
 
 _PACKAGES: Final = ("cuda-python", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
 
-#: The number of streams, including those of notifiers, that can be created later without a wait for the device.
-#: Creating 256 takes 3 ms, once.
-WARM_STREAMS: Final = 256
-
 
 class CudaDevices(Core):
     """`aiocuda.driver.protocol.Devices`."""
@@ -60,34 +56,10 @@ class CudaDevices(Core):
         context = Context(self, device, primary.value)
         try:
             pool = self._make_pool(device)
-            try:
-                self._warm_streams(device, context)
-            except BaseException:
-                self.release_gil.cuMemPoolDestroy(pool)
-                raise
         except BaseException:
             self.release_gil.cuDevicePrimaryCtxRelease(handle)
             raise
         return OpenDevice(device, handle, primary.value, context, pool, properties)
-
-    def _warm_streams(self, device: int, context: Context) -> None:
-        """Create as many streams as a program may need, and destroy them.
-
-        CUDA keeps the resources of a destroyed stream. Allocating more of them waits until the device is idle: during a
-        held kernel, the creation of the 36th and of the 79th stream blocked until the kernel ended (measured on an
-        H200). Streams are created on the event loop, which must not block.
-        """
-        streams = (ctypes.c_uint64 * WARM_STREAMS)()
-        first, size = ctypes.addressof(streams), ctypes.sizeof(ctypes.c_uint64)
-        with context:
-            try:
-                for where in range(first, first + size * WARM_STREAMS, size):
-                    code = self.release_gil.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
-                    self.check_code("cuStreamCreateWithPriority", code, device)
-            finally:
-                for stream in streams[:]:
-                    if stream:
-                        self.release_gil.cuStreamDestroy(stream)
 
     def _make_pool(self, device: int) -> int:
         properties = _abi.CUmemPoolProps(

@@ -47,7 +47,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaRecorded):
         """Return counts by name, as in `aiocuda.driver.protocol.Devices.statistics`.
 
         In addition, ``imported`` counts streams that another library created, and default streams; ``notifiers``
-        counts notifiers with their side streams. Streams that `device_open` creates and destroys do not count.
+        counts notifiers with their side streams. Streams that `stream_reserve` creates and destroys do not count.
         """
         infos = list(self.streams.values())
         ours = sum(info.owned for info in infos)

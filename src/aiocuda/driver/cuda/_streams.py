@@ -35,6 +35,7 @@ class CudaStreams(CudaNative):
         self._capture_mode = _CaptureMode()
         self._default_calls: dict[int, Calls] = {}  # by device: calls that make its context current
         self._streams_created = 0
+        self._streams_reserved: Final[dict[int, int]] = {}  # by device
         #: The ``CUstream`` of each owned stream that has no owner now and that other libraries may use.
         self._kept: Final[KeptStreams[int]] = KeptStreams()
 
@@ -59,6 +60,26 @@ class CudaStreams(CudaNative):
             self.check_code("cuStreamCreateWithPriority", code, device)
         self.call_count += 1
         return StreamInfo(self.fast, device, out.value, owned=True, priority=priority)
+
+    def stream_reserve(self, device: int, count: int) -> None:
+        """Create so many streams, and destroy them: CUDA keeps the resources of a destroyed stream.
+
+        While a kernel was held, the creation of the 36th, the 79th, the 122nd … stream of the device blocked until the
+        kernel ended, and with it the launches of all other threads (measured on an H200). On an idle device, 64 streams
+        take 1.3 ms and 35 MB of device memory, 256 take 4.0 ms and 143 MB.
+        """
+        self.opened(device)
+        with self._open_lock:
+            if count <= self._streams_reserved.get(device, 0):
+                return
+            made: list[int] = []
+            try:
+                for _ in range(count):
+                    made.append(self.make_stream(device, 0).handle)  # noqa: PERF401 - those before a failure, too
+            finally:
+                for handle in made:
+                    self.release_gil.cuStreamDestroy(handle)
+            self._streams_reserved[device] = count
 
     def stream_create(self, device: int, priority: int) -> int:
         self.opened(device)

@@ -20,6 +20,10 @@ class Streams(Core):
         self._enter_device(device)
         return PRIORITIES
 
+    def stream_reserve(self, device: int, count: int) -> None:
+        """Do nothing: to create a stream never waits here."""
+        self._check_device(device)
+
     def stream_create(self, device: int, priority: int) -> int:
         """Return a new stream, or a kept stream that is idle. The priority is clamped into the range."""
         self._enter_device(device)

@@ -26,6 +26,15 @@ class StreamConformance(Conformance):
         assert rig.driver.stream_query(stream)
         assert not rig.driver.stream_capturing(stream)
 
+    def test_reserved_streams_belong_to_nobody(self, rig: Rig) -> None:
+        """`stream_reserve` may be called several times, and no stream of it counts."""
+        before = rig.driver.statistics()
+        for count in (8, 8, 4):
+            rig.offload(lambda: rig.driver.stream_reserve(rig.device, count))  # noqa: B023 - called at once
+        after = rig.driver.statistics()
+        assert [after[name] - before[name] for name in ("streams", "streams_created", "streams_kept")] == [0, 0, 0]
+        assert rig.driver.stream_query(rig.stream())
+
     def test_handles_are_never_used_twice(self, rig: Rig) -> None:
         """A handle of a destroyed stream or event never names another one."""
         seen: set[int] = set()
