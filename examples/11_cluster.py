@@ -40,6 +40,7 @@ class Model:
 
     async def __aenter__(self):
         self.device = await aiocuda.open_device(driver=self.driver)
+        await self.device.load(scale)  # before the first call
         self.stream = self.device.stream()
         return self
 
