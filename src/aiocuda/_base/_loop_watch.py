@@ -8,7 +8,6 @@ import itertools
 import math
 import os.path
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from typing import Final, Protocol
 from . import _collections
 from ._collections import COLLECTIONS
 from ._log import is_heard, log
+from ._stacks import stack_of
 from ._wakeups import WATCHDOG_SECONDS
 
 __all__ = ["LIMIT", "LoopWatch", "Sampled", "cancel_sample", "running_callback", "sample_at"]
@@ -131,20 +131,19 @@ class LoopWatch:
 
 def running_callback(thread_id: int) -> tuple[str, str] | None:
     """Return the callback that the loop of a thread runs now, and its innermost line; None if it waits for events."""
-    frames = _frames_of_callback(sys._current_frames().get(thread_id))
+    frames = _frames_of_callback(stack_of(thread_id))
     return (_described(frames[-1]), _described(frames[0])) if frames else None
 
 
-def _frames_of_callback(frame: FrameType | None) -> list[FrameType]:
+def _frames_of_callback(stack: list[FrameType]) -> list[FrameType]:
     """Return the frames of the loop's current callback, the innermost first; none if the loop waits for events."""
     frames: list[FrameType] = []
-    while frame is not None:
+    for frame in stack:
         if frame.f_code is _RUN_HANDLE:
             return frames
         frames.append(frame)
         if frame.f_code.co_filename == _collections.__file__:
             frames.clear()  # the collector has called at a line of the program, which is that of the next frame
-        frame = frame.f_back
     # Other loops have no Python frame between the frames of their callbacks and those of the code that runs the loop.
     if any(each.f_code.co_filename.endswith(_ASYNCIO_LOOP) for each in frames):
         return []  # asyncio's loop, between two callbacks

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 
 from .._base._advice import advise
 from .._base._loop_watch import LIMIT, cancel_sample, sample_at
+from .._base._stacks import stack_of
 from .._base._types import SourceLine
 from ._stage import Stage
 
@@ -146,13 +145,11 @@ class _Step:
 
     def sample(self) -> None:
         """Note the innermost line in the file of the stage's function. Called by a thread."""
-        outer: FrameType | None = getattr(self._coroutine, "cr_frame", None)
-        frame = sys._current_frames().get(self._thread_id)
-        while frame is not None and outer is not None:
-            if frame.f_code.co_filename == outer.f_code.co_filename:
+        file = getattr(getattr(self._coroutine, "cr_code", None), "co_filename", None)
+        for frame in stack_of(self._thread_id):
+            if frame.f_code.co_filename == file:
                 self._line = SourceLine.of_frame(frame)
                 return
-            frame = frame.f_back
 
 
 @types.coroutine

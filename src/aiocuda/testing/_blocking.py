@@ -12,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from .._base._loop_watch import cancel_sample, sample_at
+from .._base._stacks import formatted, stack_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -94,15 +93,15 @@ class LoopGuard:
         else:
             self._misses += 1
             if self._misses == _MISSES:
-                self._record(sys._current_frames().get(self._caller))
+                self._record(stack_of(self._caller))
         sample_at(self, time.monotonic() + _TICK)
 
     def _answer(self) -> None:
         self._answered = True
 
-    def _record(self, frame: FrameType | None) -> None:
-        if any(_is_aiocuda(each.filename) for each in traceback.extract_stack(frame)):
-            self.stalls.append("".join(traceback.format_stack(frame)))
+    def _record(self, stack: list[FrameType]) -> None:
+        if any(_is_aiocuda(frame.f_code.co_filename) for frame in stack):
+            self.stalls.append(formatted(stack))
 
 
 def _is_aiocuda(filename: str) -> bool:

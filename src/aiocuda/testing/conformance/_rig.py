@@ -6,16 +6,15 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
+from ..._base._stacks import formatted, stack_of
 from ..._base._types import Dim3, Span
 from ...driver.protocol import CudaSource, Program
 from ...errors import AiocudaError
@@ -70,7 +69,7 @@ def unblocked(what: str, seconds: float, rescue: Callable[[], object]) -> Iterat
     caller = threading.get_ident()
 
     def expire() -> None:
-        stuck.append("".join(traceback.format_stack(sys._current_frames().get(caller), limit=12)))
+        stuck.append(formatted(stack_of(caller)[:12]))
         rescue()
 
     watchdog = threading.Timer(seconds, expire)
