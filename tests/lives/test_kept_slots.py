@@ -85,6 +85,7 @@ async def test_task_that_outlives_its_batch_reaches_no_rows_of_others(device: De
     """P39: of 100 clients; the batches of 50 leave a task."""
     refused: list[StaleHandleError] = []
     tasks: list[asyncio.Task[None]] = []
+    ended: list[int] = []  # those of the first 50 whose batch has ended
     gate = asyncio.Event()
 
     async def later(batch: Batch[float], slot: Any) -> None:
@@ -104,14 +105,21 @@ async def test_task_that_outlives_its_batch_reaches_no_rows_of_others(device: De
         rows[:] = number = batch.items[0]
         if number < 50:
             tasks.append(asyncio.create_task(later(batch, batch.slot)))
-        elif number > 60:
+        elif number > 60 and len(ended) == 50:
             gate.set()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return [await batch.stream.download(await batch.stream.upload(rows))]
 
+    async def client(batcher: MicroBatcher[float, Any], number: int) -> Any:
+        result = await batcher.submit(float(number))
+        if number < 50:
+            ended.append(number)
+        return result
+
     async with MicroBatcher(infer, max_batch_size=1, max_concurrent_batches=2, device=device) as batcher:
-        results = await quickly(asyncio.gather(*(batcher.submit(float(number)) for number in range(100))))
+        results = await quickly(asyncio.gather(*(client(batcher, number) for number in range(100))))
+        gate.set()  # if one batch of the first 50 has outlived all others
     await quickly(asyncio.wait(tasks))
     assert [set(result) for result in results] == [{number} for number in range(100)]
     assert len(refused) == 50
