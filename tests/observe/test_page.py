@@ -154,6 +154,17 @@ async def test_the_picture_has_labels_and_bytes(device: Device, stream: Stream) 
     assert (by_kind["fill"][0].text or "").endswith("ms\nlabel seventeen\n4,096 bytes")
 
 
+def test_the_page_and_the_picture_have_one_legend() -> None:
+    kinds = ("graph", "record", "launch", "wait", "read", "launch")
+    spans = [TimelineSpan("s", kind, 10.0 * at, 10.0 * at + 8, at + 1) for at, kind in enumerate(kinds)]
+    legend = Page(page_of([Recording("GPU", spans)], "t")).data["legend"]
+    assert [name for name, _ in legend] == ["read", "launch", "graph", "record, wait"]
+    drawn = re.findall(r'h-14z" fill="(#\w+)"/>\n<text [^>]*>([^<]*)<', draw(spans, "t"))
+    assert [[name, colour] for colour, name in drawn] == legend
+    of_requests = Page(page_of([requests(4, 4)], "t")).data["legend"]
+    assert [name for name, _ in of_requests] == ["fill", "batch", "queued", "answered", "failed"]
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("title", [7, b"bytes", ["list"]])
 async def test_a_title_is_a_string(device: Device, title: Any) -> None:

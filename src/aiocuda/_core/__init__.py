@@ -1,4 +1,4 @@
-"""The core: operations and the queue of a stream, compiled or in Python. See README.md in this directory."""
+"""The core: operations and the queue of a stream, compiled or in Python. See its README.md in the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line ``aiocuda``: its commands, and what they print. See `README.md` in this directory."""
+"""The command line ``aiocuda``: its commands, and what they print. See its README.md in the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters: replicas of a program's classes in processes of their own. See `README.md` in this directory."""
+"""Clusters: replicas of a program's classes in processes of their own. See its README.md in the repository."""
 
 from __future__ import annotations
 

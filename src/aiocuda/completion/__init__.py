@@ -1,6 +1,6 @@
 """Completion: operations, and how they are resolved on the event loop.
 
-README.md in this directory describes the modules.
+Its README.md in the repository describes the modules.
 """
 
 from __future__ import annotations

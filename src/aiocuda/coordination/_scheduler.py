@@ -1,6 +1,6 @@
 """Scheduler: submits the operations of a coordinator to streams, and notices when they have finished.
 
-`README.md` in this folder describes the life of a node.
+The README.md of this package in the repository describes the life of a node.
 
 The scheduler reads from the operations of the streams what has passed, for each stream from the oldest operation on. It
 does not ask for notifications, except for a few operations: where a task waits, or a node waits for a place.

@@ -1,4 +1,4 @@
-"""Data loading: batches of samples on a device, read, decoded and uploaded ahead. See `README.md` in this directory.
+"""Data loading: batches of samples on a device, read, decoded and uploaded ahead. See its README.md in the repository.
 
 Each name is imported when it is first used: worker processes import modules of this package without the rest of the
 library.

@@ -1,6 +1,6 @@
 """Devices: opening one, its streams, events and graphs, and everything that they share.
 
-README.md in this directory describes the modules.
+Its README.md in the repository describes the modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The drivers: the only way from this library to a device. See README.md in this directory."""
+"""The drivers: the only way from this library to a device. See its README.md in the repository."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory: buffers, the resources that they are allocated from, and staged copies between host and device.
 
 The public names are the resources that `aiocuda.Device.memory` can use: the driver's pool, and adaptors that wrap it.
-README.md in this directory describes the modules.
+Its README.md in the repository describes the modules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Profiler, timeline and exporters: how long the operations of a device take, and when they run.
 
-The exporters are imported when they are first used: each needs a package of the extra ``observe``. See `README.md` in
-this directory.
+The exporters are imported when they are first used: each needs a package of the extra ``observe``. See its
+README.md in the repository.
 """
 
 from __future__ import annotations

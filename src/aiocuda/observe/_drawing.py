@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from ..completion import KINDS
 from ._recording import TimelineSpan, kept, shown
 
-__all__ = ["Panel", "TimelineSpan", "draw", "draw_panels"]
+__all__ = ["COLOURS", "OTHER", "Panel", "TimelineSpan", "draw", "draw_panels", "legend_of"]
 
 WIDTH: Final = 960
 LEFT: Final = 130  # the streams' names
@@ -162,21 +162,23 @@ def _tooltip(span: TimelineSpan, start_us: float) -> str:
 
 
 def _legend(spans: Sequence[TimelineSpan]) -> list[str]:
-    present = {span.kind for span in spans}
     names = sorted({span.kernel for span in spans if span.kernel is not None})
     kernels = ", ".join(map(_short, names[:MOST_NAMED])) + (" …" if len(names) > MOST_NAMED else "")
-    labels = {"launch": f"launch {kernels}" if kernels else "launch"}
-    entries = [(labels.get(kind, kind), colour, 14.0) for kind, colour in COLOURS.items() if kind in present]
-    others = sorted(present - set(COLOURS))
-    if others:
-        entries.append((", ".join(others), OTHER, float(LINE)))
     out = []
     x = LEFT
-    for label, colour, height in entries:
+    for kind, colour in legend_of({span.kind for span in spans}, COLOURS):
+        label = f"launch {kernels}" if kind == "launch" and kernels else kind
+        height = float(LINE) if colour == OTHER else 14.0
         out.append(f'<path d="M{x} {49 - height / 2}h14v{height}h-14z" fill="{colour}"/>')
         out.append(f'<text x="{x + 20}" y="54" class="note">{_text(label)}</text>')
         x += 44 + 8 * len(label)
     return out
+
+
+def legend_of(kinds: Collection[str], colours: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the names and the colours of these kinds, in the order of the colours; all without one have `OTHER`."""
+    others = ", ".join(sorted(set(kinds).difference(colours)))
+    return [*((kind, colour) for kind, colour in colours.items() if kind in kinds), *([(others, OTHER)] * bool(others))]
 
 
 def _step(span: float) -> float:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ._drawing import COLOURS
+from ._drawing import COLOURS, OTHER, legend_of
 from ._recording import Recording, kept
 from ._rows import Rows, rows_of
 
@@ -22,6 +22,13 @@ _ESCAPES: Final = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029
 
 #: The kinds of arrows by their number in the page.
 _ARROWS: Final = ("wait", "await", "batch")
+
+#: The colours of all kinds: of operations, of the host and of requests.
+_COLOURS: Final = {
+    **COLOURS, "iteration": "#7a8794", "blocked": "#d0453e", "await": "#3f7fc4", "worker": "#8a6fb0",
+    "batch": "#2f7f9e", "queued": "#d9bb4e", "answered": "#4a9e8e", "failed": "#b02a5b", "expired": "#a8521c",
+    "cancelled": "#8d8798",
+}  # fmt: skip
 
 _PLACES: Final = re.compile("@(TITLE|POLICY|DATA)@")
 
@@ -68,6 +75,8 @@ def _data(rows: Rows, title: str) -> dict[str, Any]:
         "rows": [[number(row.name), row.recording, row.part, row.first, row.last, row.lane] for row in rows.rows],
         "slices": slices,
         "arrows": [[_ARROWS.index(each.kind), each.source, each.target] for each in rows.arrows],
-        "colours": COLOURS,
+        "colours": _COLOURS,
+        "other": OTHER,
+        "legend": [(kept(name), colour) for name, colour in legend_of({each.kind for each in rows.slices}, _COLOURS)],
         "texts": list(texts),
     }

@@ -1,4 +1,4 @@
-"""Pipelines: items that go through named stages, several at a time. See `README.md` in this directory."""
+"""Pipelines: items that go through named stages, several at a time. See its README.md in the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that lend streams and events of one device. See `README.md` in this directory."""
+"""Pools that lend streams and events of one device. See its README.md in the repository."""
 
 from __future__ import annotations
 

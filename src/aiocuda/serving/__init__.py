@@ -1,4 +1,4 @@
-"""Serving: requests of many tasks computed in batches on one device. See `README.md` in this directory."""
+"""Serving: requests of many tasks computed in batches on one device. See its README.md in the repository."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Memory and streams that aiocuda shares with other libraries. See `README.md` in this directory."""
+"""Memory and streams that aiocuda shares with other libraries. See its README.md in the repository."""
