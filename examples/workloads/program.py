@@ -24,5 +24,5 @@ def run(main):
     """Run a coroutine and return its result; print one line if the requested driver is missing."""
     try:
         return asyncio.run(main)
-    except aiocuda.DriverNotAvailableError as error:
+    except aiocuda.errors.DriverNotAvailableError as error:
         sys.exit(str(error))

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._base._label import label
-    from ._base._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
-    from ._base._types import DeviceProperties
+    from ._base._statistics import DeviceStatistics as DeviceStatistics
+    from ._base._statistics import MemoryStatistics as MemoryStatistics
+    from ._base._statistics import StreamStatistics as StreamStatistics
+    from ._base._types import DeviceProperties as DeviceProperties
     from ._core import Operation, gather
-    from .completion._policy import CompletionPolicy
+    from .completion._policy import CompletionPolicy as CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
     from .device._as_completed import as_completed
@@ -22,58 +24,57 @@ if TYPE_CHECKING:
     from .device._open import open_device
     from .errors import (
         AiocudaError,
-        BrokenBarrierError,
         BusyError,
-        CleanupWarning,
         ClosedError,
         CompileError,
-        CompilerNotFoundError,
-        CycleError,
         DeadlockError,
         DeviceFault,
         DeviceOutOfMemory,
-        DrainTimeoutWarning,
-        DriverError,
-        DriverNotAvailableError,
-        ForkedProcessError,
         HostDriverWarning,
         InvalidArgumentError,
         InvalidTypeError,
-        NoEventLoopError,
         PerformanceWarning,
         QueueFullError,
         SkippedError,
-        StaleHandleError,
-        UnorderedAccessWarning,
         UnsupportedError,
-        WrongDeviceError,
-        WrongLoopError,
     )
+    from .errors import BrokenBarrierError as BrokenBarrierError
+    from .errors import CleanupWarning as CleanupWarning
+    from .errors import CompilerNotFoundError as CompilerNotFoundError
+    from .errors import CycleError as CycleError
+    from .errors import DrainTimeoutWarning as DrainTimeoutWarning
+    from .errors import DriverError as DriverError
+    from .errors import DriverNotAvailableError as DriverNotAvailableError
+    from .errors import ForkedProcessError as ForkedProcessError
+    from .errors import NoEventLoopError as NoEventLoopError
+    from .errors import StaleHandleError as StaleHandleError
+    from .errors import UnorderedAccessWarning as UnorderedAccessWarning
+    from .errors import WrongDeviceError as WrongDeviceError
+    from .errors import WrongLoopError as WrongLoopError
     from .graph import Graph
     from .kernels import Kernel
     from .memory._buffer import DeviceBuffer
     from .memory._pinned import PinnedBuffer
     from .memory._unified import UnifiedBuffer
-    from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
+    from .pipeline import Pipeline, Slot, Stage, TripleBuffer
+    from .pipeline import PipelineStats as PipelineStats
     from .pool import EventPool, StreamPool
     from .stream import Stream
 
 __version__ = "0.3.0.dev0"
 
+#: `aiocuda.X` is there, too, for the other errors, `CompletionPolicy`, `DeviceProperties` and the statistics.
 __all__ = [
-    "AiocudaError", "AsyncCoordinator", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError",
-    "CompileError", "CompilerNotFoundError", "CompletionPolicy", "CycleError", "DeadlockError", "Device",
-    "DeviceBuffer", "DeviceFault", "DeviceOutOfMemory", "DeviceProperties", "DeviceStatistics", "DrainTimeoutWarning",
-    "DriverError", "DriverNotAvailableError", "Event", "EventPool", "ForkedProcessError", "Graph", "HostDriverWarning",
-    "InvalidArgumentError", "InvalidTypeError", "Kernel", "ManagedContext", "MemoryStatistics", "NoEventLoopError",
-    "Operation", "PerformanceWarning", "PinnedBuffer", "Pipeline", "PipelineStats", "QueueFullError", "SkippedError",
-    "Slot", "Stage", "StaleHandleError", "StepConfig", "Stream", "StreamBarrier", "StreamGroup", "StreamPool",
-    "StreamStatistics", "TripleBuffer", "UnifiedBuffer", "UnorderedAccessWarning", "UnsupportedError",
-    "WrongDeviceError", "WrongLoopError", "__version__", "as_completed", "gather", "label", "open_device",
+    "AiocudaError", "AsyncCoordinator", "BusyError", "ClosedError", "CompileError", "DeadlockError", "Device",
+    "DeviceBuffer", "DeviceFault", "DeviceOutOfMemory", "Event", "EventPool", "Graph", "HostDriverWarning",
+    "InvalidArgumentError", "InvalidTypeError", "Kernel", "ManagedContext", "Operation", "PerformanceWarning",
+    "PinnedBuffer", "Pipeline", "QueueFullError", "SkippedError", "Slot", "Stage", "StepConfig", "Stream",
+    "StreamBarrier", "StreamGroup", "StreamPool", "TripleBuffer", "UnifiedBuffer", "UnsupportedError", "__version__",
+    "as_completed", "gather", "label", "open_device",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
-    #: The module that defines each public name. All other public names are errors.
+    #: The module that defines each name. All other names are errors.
     _MODULES = {
         "AsyncCoordinator": ".coordination",
         "CompletionPolicy": ".completion._policy",
@@ -127,12 +128,12 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         """Import a public name, or a subpackage, when it is first used."""
         if name in _PACKAGES:
             return importlib.import_module(f".{name}", __name__)
-        if name not in __all__:
+        module = importlib.import_module(_MODULES.get(name, ".errors"), __name__)
+        if name not in _MODULES and name not in module.__all__:
             cure = f": `from {_ELSEWHERE[name]} import {name}`" if name in _ELSEWHERE else ""
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{cure}")
-        module = _MODULES.get(name, ".errors")
-        value = getattr(importlib.import_module(module, __name__), name)
-        if module != ".errors":
+        value = getattr(module, name)
+        if name in _MODULES:
             value.__module__ = __name__  # the public name, for `repr`, pickles and the documentation
         globals()[name] = value
         return value

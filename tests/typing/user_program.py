@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aiocuda
+from aiocuda import CompletionPolicy, DriverError, PipelineStats
 from aiocuda.context import StepTelemetry
 
 SOURCE = """
@@ -52,6 +53,12 @@ async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArr
         assert_type(await right.upload(x), aiocuda.DeviceBuffer)
         assert_type(await left.download(dx), npt.NDArray[Any])
         return await down
+
+
+def names_that_are_not_listed(statistics: PipelineStats, policy: CompletionPolicy, error: Exception) -> bool:
+    assert_type(statistics.utilisation, float)
+    assert_type(policy.name, str)
+    return isinstance(error, DriverError | aiocuda.StaleHandleError | aiocuda.errors.WrongLoopError)
 
 
 async def with_asyncio(stream: aiocuda.Stream, x: npt.NDArray[np.float32]) -> None:

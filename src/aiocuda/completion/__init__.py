@@ -5,7 +5,8 @@ Its README.md in the repository describes the modules.
 
 from __future__ import annotations
 
-from .._core import INTERNAL, Gathering, Operation, gather
+from .._core import INTERNAL as INTERNAL
+from .._core import Gathering, Operation, gather
 from ._instrument import (
     BatchListener,
     EndedRequest,
@@ -16,13 +17,11 @@ from ._instrument import (
     StartedBatch,
     SubmitListener,
 )
-from ._methods import KINDS, METHODS
+from ._methods import KINDS as KINDS
+from ._methods import METHODS as METHODS
 from ._policy import CompletionPolicy
 
 __all__ = [
-    "INTERNAL",
-    "KINDS",
-    "METHODS",
     "BatchListener",
     "CompletionPolicy",
     "EndedRequest",
