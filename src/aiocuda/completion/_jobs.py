@@ -17,7 +17,7 @@ __all__ = ["JOB", "Jobs"]
 T = TypeVar("T")
 
 #: Called on the loop with the result and the error; one of the two is None.
-Finish: TypeAlias = Callable[[T | None, BaseException | None], None]
+Finish: TypeAlias = Callable[[T | None, BaseException | None], object]
 
 #: Called on the worker thread with a job's name, and its start and end as times of the driver.
 JobWatch: TypeAlias = Callable[[str, float, float], object]
@@ -97,6 +97,10 @@ class Jobs:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""
+        return await self.wait(functools.partial(self.start, work))
+
+    async def wait(self, start: Callable[[Finish[T]], object]) -> T:
+        """Call ``start(finish)``, and wait for the result that ``finish`` is called with."""
         loop = asyncio.get_running_loop()
         # The error is part of the result: a future would throw it into the waiting task, where a GeneratorExit closes
         # the coroutines instead of being raised in them.
@@ -109,7 +113,7 @@ class Jobs:
             else:
                 future.set_result((result, error))
 
-        self.start(work, finish)
+        start(finish)
         result, error = await future
         if error is not None:
             raise error
@@ -171,7 +175,7 @@ class Jobs:
             if isinstance(error, LEAVES_LOOP):
                 raise error
 
-    def close(self) -> list[Callable[[], None]]:
+    def close(self) -> list[Callable[[], object]]:
         """Accept no more jobs. Return functions that wake the waiters, to be called on the loop if it is open.
 
         Jobs that threads have begun continue, and hold the objects that they need.

@@ -21,10 +21,10 @@ from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, WATCHDOG_SECONDS, Wakes
 from .._core import LANDING, ReactorFields
-from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
+from ._idle_moment import IdleMoments, reactors_of
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
 from ._poll_allowance import PollAllowance
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
-__all__ = ["QueryGuard", "Reactor", "reactors_of"]
+__all__ = ["QueryGuard", "Reactor"]
 
 #: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32
@@ -88,12 +88,6 @@ class QueryGuard:
             self._device_state.driver.end_queries()
 
 
-def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
-    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
-    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
-    return reactors
-
-
 class Reactor(ReactorFields):
     """Resolves the operations of one loop on one device.
 
@@ -105,12 +99,15 @@ class Reactor(ReactorFields):
         The queues with unfinished operations.
     opened : dict of StreamQueue
         All queues that are not closed.
+    orphans : dict of StreamQueue
+        The queues that nothing watches any more, until `is_idle` has seen that the device has finished their work.
     query_guard : QueryGuard
     wakes : Wakes
     pumps : Pumps or None
         Made when streams wait for each other on the host.
     notifier_pool : NotifierPool
     jobs : Jobs
+    idle_moments : IdleMoments
     alarm : Alarm
         Of the next query of a parked stream.
     poll_allowance : PollAllowance
@@ -125,9 +122,10 @@ class Reactor(ReactorFields):
     )
 
     __slots__ = ("__weakref__", "_complained", "_descriptor", "_heard", "_held_up_until", "_loop_watch", "_spinning",
-                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "failed", "jobs", "lost_wakes", "notifications",
-                 "notifier_pool", "opened", "parks", "poll_allowance", "pumps", "query_guard", "queues", "sleeps",
-                 "submission_pace", "submitted", "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
+                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "failed", "idle_moments", "jobs", "lost_wakes",
+                 "notifications", "notifier_pool", "opened", "orphans", "parks", "poll_allowance", "pumps",
+                 "query_guard", "queues", "sleeps", "submission_pace", "submitted", "sweeps", "wakes",
+                 "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(device_state, loop)
@@ -149,10 +147,12 @@ class Reactor(ReactorFields):
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
         self.opened: dict[StreamQueue, None] = {}
+        self.orphans: dict[StreamQueue, None] = {}
         self.submitted = self.failed = self.abandoned = 0
         self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
+        self.idle_moments = IdleMoments(self)
         reactors = reactors_of(device_state.driver)
         reactors[weakref.ref(self, reactors.pop)] = None
         descriptor = self._descriptor = self.notifier_pool.port.fileno()
@@ -195,7 +195,24 @@ class Reactor(ReactorFields):
         if queue in self.opened:
             del self.opened[queue]
             self.submitted += queue.enqueued
+        if queue.pending:
+            self.orphans[queue] = None  # first: another thread may ask `is_idle`
         self.deactivate(queue)
+
+    def is_idle(self) -> bool:
+        """Return whether the device has finished all operations of this loop. From any thread.
+
+        A loop that runs sees that itself; for others the driver is queried.
+        """
+        watched = self.loop.is_running()
+        for queue in tuple(self.queues):
+            if queue.pending and (watched or not queue.has_device_finished()):
+                return False
+        for queue in tuple(self.orphans):
+            if not queue.has_device_finished():
+                return False
+            self.orphans.pop(queue, None)
+        return True
 
     def counts(self) -> list[int]:
         """Return the counters, in the order of `COUNTS`."""
@@ -575,7 +592,7 @@ class Reactor(ReactorFields):
         if self._loop_watch is not None:
             self._loop_watch.rest()
         self.alarm.close()
-        finishers = self.jobs.close()
+        finishers = [*self.idle_moments.close(), *self.jobs.close()]
         if not self.loop.is_closed():
             if self._descriptor is not None:
                 self.loop.remove_reader(self._descriptor)

@@ -181,9 +181,12 @@ class LoopState:
         return loop.is_running() and any(source.moving() for source in self.sources())
 
     def blocking(self) -> bool:
-        """True while a worker thread runs a job of this loop, or the loop has not received a job's result yet."""
-        jobs = self.reactor.jobs
-        return jobs.is_busy(self.reactor.loop.is_running())
+        """True while a worker thread runs a job of this loop, or a job waits for its thread or for its end.
+
+        A loop that does not run ends no job, and looks for no idle moment.
+        """
+        reactor, runs = self.reactor, self.reactor.loop.is_running()
+        return reactor.jobs.is_busy(runs) or (runs and reactor.idle_moments.is_busy)
 
     def close(self) -> None:
         """Wake all waiters of this loop, if it can still run them, and stop watching the device.

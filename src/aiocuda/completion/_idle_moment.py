@@ -1,0 +1,204 @@
+"""Idle moments: no operation of this process is unfinished on any device of a driver.
+
+Some calls of CUDA wait for every running kernel of the process, and hold the launches of all threads meanwhile, so a
+worker thread does not help. They are made at idle moments, where they wait for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import weakref
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from .._base._wakeups import MOST_PER_TURN
+from ..driver.protocol import Driver
+from ..errors import AiocudaError, ClosedError
+
+if TYPE_CHECKING:
+    from ._jobs import Finish
+    from ._reactor import Reactor
+
+__all__ = ["IdleJob", "IdleMoments", "is_idle", "reactors_of"]
+
+T = TypeVar("T")
+
+#: Called on the loop with the result, the error, and whether the moment was idle. The result or the error is None.
+IdleFinish: TypeAlias = Callable[[T | None, BaseException | None, bool], object]
+
+#: Seconds between two looks for an idle moment.
+LOOK_SECONDS = 0.001
+
+
+def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
+    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
+    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
+    return reactors
+
+
+def is_idle(driver: Driver) -> bool:
+    """Return whether no operation of this process is unfinished on any device of the driver. From any thread.
+
+    Operations that are still on the host do not count: they may wait for the very call that waits for an idle moment.
+    Work of other libraries is not seen. After a fault, no call waits for the devices any more, so the answer is True.
+    """
+    if driver.fault is not None:
+        return True
+    reactors = [known() for known in list(reactors_of(driver))]
+    try:
+        return all(reactor is None or reactor.is_idle() for reactor in reactors)
+    except (AiocudaError, RuntimeError):  # a query was refused; or a loop that had stopped runs again
+        return False
+
+
+class IdleJob:
+    """A function that waits for an idle moment, runs on a worker thread, or has run.
+
+    Attributes
+    ----------
+    called
+        The function was called.
+    was_idle
+        The moment directly before the call was idle.
+    ended
+        ``finish`` was called.
+    """
+
+    __slots__ = ("_reactor", "called", "deadline", "ended", "finish", "is_due", "was_idle", "work")
+
+    def __init__(self, reactor: Reactor, work: Callable[[], Any], finish: IdleFinish[Any], seconds: float) -> None:
+        self._reactor = reactor
+        self.work = work
+        self.finish = finish
+        self.deadline = reactor.loop.time() + seconds  #: the loop's time from which it does not wait any more
+        self.called = self.was_idle = self.ended = False
+        self.is_due = False  #: the deadline has passed
+
+    @property
+    def is_over(self) -> bool:
+        """True if ``finish`` was called, or never will be: its loop was closed. Any thread may ask."""
+        return self.ended or self._reactor.closed
+
+    def hurry(self) -> None:
+        """Wait for an idle moment no longer. Any thread."""
+        self.deadline = -math.inf
+
+    def run(self, work: Callable[[], T]) -> T | None:
+        """Call the function, unless work has begun since the loop has found an idle moment. On a worker thread."""
+        self.was_idle = is_idle(self._reactor.device_state.driver)
+        if self.called or not (self.was_idle or self.is_due):
+            return None
+        self.called = True
+        return work()
+
+
+class IdleMoments:
+    """The functions of one loop that wait for an idle moment. No thread waits meanwhile.
+
+    The loop looks once per millisecond. It queries its own streams that nobody awaits; other loops look at theirs.
+    """
+
+    __slots__ = ("_jobs", "_reactor", "_timer", "_waiting")
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._jobs: dict[IdleJob, None] = {}  # all that have not ended
+        self._waiting: dict[IdleJob, None] = {}  # those of them that no thread has
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, work: Callable[[], T], finish: IdleFinish[T], seconds: float) -> IdleJob:
+        """Call ``work`` on a worker thread at the first idle moment, or when it has not come within so many seconds.
+
+        ``finish(result, error, was_idle)`` is called on the loop. If the reactor is closed before, its error is a
+        `ClosedError`, and ``work`` may have been called or not. After a fault, ``work`` is called at once: the driver
+        raises the fault in it, or does nothing.
+        """
+        if self._reactor.closed:
+            raise ClosedError("the device has been closed: nothing more is given to its threads")
+        job = IdleJob(self._reactor, work, finish, seconds)
+        self._look_later(0.0)
+        self._jobs[job] = self._waiting[job] = None
+        return job
+
+    async def run(self, work: Callable[[], T], seconds: float) -> tuple[T, bool]:
+        """Do the same as `start`; return the result of ``work``, and whether the moment was idle.
+
+        Cancelling the wait does not stop the work, as with `Jobs.run`.
+        """
+
+        def start(finish: Finish[Any]) -> None:
+            self.start(work, lambda result, error, was_idle: finish((result, was_idle), error), seconds)
+
+        found: tuple[T, bool] = await self._reactor.jobs.wait(start)
+        return found
+
+    @property
+    def is_busy(self) -> bool:
+        """True until all functions have ended. Any thread may ask."""
+        return bool(self._jobs)
+
+    def _look_later(self, seconds: float) -> None:
+        if self._timer is None:
+            # In an empty context, as the watchdog.
+            self._timer = self._reactor.loop.call_later(seconds, self._look, context=Context())
+
+    def _look(self) -> None:
+        """Give the functions to worker threads if the moment is idle; otherwise those that have waited long enough."""
+        self._timer = None
+        try:
+            self._query_unattended()
+            idle, now = is_idle(self._reactor.device_state.driver), self._reactor.loop.time()
+            for job in tuple(self._waiting):
+                job.is_due = now >= job.deadline
+                if idle or job.is_due:
+                    self._give(job)
+                    del self._waiting[job]  # last: if Ctrl-C comes before, a second thread finds that it was called
+        finally:
+            if self._waiting:
+                self._look_later(LOOK_SECONDS)
+
+    def _give(self, job: IdleJob) -> None:
+        """Give a function to a worker thread."""
+        ended = functools.partial(self._ended, job)
+        try:
+            self._reactor.jobs.start(functools.partial(job.run, job.work), ended)
+        except Exception as error:  # noqa: BLE001 - `finish` gets it
+            self._reactor.guard(ended, None, error)
+
+    def _query_unattended(self) -> None:
+        """Query the streams of this loop that no task waits for: the watchdog does so only every 25 ms."""
+        budget = MOST_PER_TURN
+        for known in list(reactors_of(self._reactor.device_state.driver)):
+            reactor = known()
+            if reactor is None or reactor.loop is not self._reactor.loop or reactor.closed:
+                continue
+            with reactor.query_guard:
+                for queue in tuple(reactor.queues):
+                    if budget > 0 and not queue.watch.attended:
+                        budget -= queue.poll(budget, newest_only=True)
+
+    def _ended(self, job: IdleJob, result: Any, error: BaseException | None) -> None:
+        """Finish a function that a thread has called; wait again for one that it has given back."""
+        if job.ended:
+            return
+        if job.called or error is not None:
+            job.ended = True
+            del self._jobs[job]
+            job.finish(result, error, job.was_idle)
+        else:
+            self._look_later(LOOK_SECONDS)
+            self._waiting[job] = None
+
+    def close(self) -> list[Callable[[], object]]:
+        """Drop the functions that no thread has. Return what finishes them, to be called if the loop is open."""
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for job in waiting:
+            job.ended = True
+            del self._jobs[job]
+        error = ClosedError("the device was closed before a thread had done this")
+        return [functools.partial(job.finish, None, error.again(), False) for job in waiting]
