@@ -12,9 +12,10 @@ import pytest
 import aiocuda
 from aiocuda import Device, DriverError
 from aiocuda.completion._device_state import CAPTURERS
+from aiocuda.completion._idle_moment import is_idle
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import Adaptor
-from tests.helpers import PATIENCE, Latch, Peer, Reports, block_until, open_peer, quickly, refusal, until
+from tests.helpers import PATIENCE, Latch, Peer, Reports, block_until, in_thread, open_peer, quickly, refusal, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -203,6 +204,30 @@ async def test_no_query_while_the_capture_guard_is_refused(monkeypatch: pytest.M
             assert len(reports.failures) == 1
         assert not unguarded
         assert depth == 0
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
+async def test_streams_of_a_closed_loop_are_queried_in_the_capture_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, CAPTURERS[0], object())
+    async with open_peer() as (peer, device):
+        latches: list[Latch] = []
+
+        async def leave() -> None:
+            stream = device.stream()
+            latches.append(Latch(device))
+            latches[0].hold(stream)
+            await latches[0].held()
+
+        await asyncio.to_thread(in_thread, leave)
+        calls: list[str] = []
+        for name in ("begin_queries", "event_query", "end_queries"):
+            peer.before[name] = lambda *arguments, name=name: calls.append(name)
+        assert not resources_of(device).loop_states.reclaim()
+        assert not is_idle(device.driver)
+        assert calls == ["begin_queries", "event_query", "end_queries"] * 2
+        latches[0].release()
+        await until(resources_of(device).loop_states.reclaim)
+        assert is_idle(device.driver)
 
 
 # The same order in every process

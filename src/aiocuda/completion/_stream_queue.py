@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -776,13 +777,21 @@ class StreamQueue(Ring):
             self.reports.gone(operation, awaited=False)
 
     def has_device_finished(self) -> bool:
-        """Return whether the device has finished all accepted operations. Queries the driver, wakes no waiter."""
-        if self.driver.fault is not None:
+        """Return whether the device has finished all accepted operations. Queries the driver, wakes no waiter.
+
+        Any thread may call it, outside of the `QueryGuard`.
+        """
+        driver = self.driver
+        if driver.fault is not None:
             return True
-        return all(
-            operation.lease is None or self.driver.event_query(operation.lease.handle)
-            for operation in reversed(self.pending)
-        )
+        with contextlib.ExitStack() as queries:
+            if self.device_state.guarded and self.pending:
+                driver.begin_queries()
+                queries.callback(driver.end_queries)
+            return all(
+                operation.lease is None or driver.event_query(operation.lease.handle)
+                for operation in reversed(self.pending)
+            )
 
     def reclaim(self) -> None:
         """Release all that an orphaned queue holds: the device has finished."""
