@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -37,6 +39,13 @@ _ATTRIBUTES = (ctypes.c_int * 5)(
     _abi.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     _abi.CU_POINTER_ATTRIBUTE_IS_MANAGED,
 )
+
+#: ``madvise`` of the C library. Unlike that of Python's `mmap`, it does not hold the GIL.
+_madvise: Final = getattr(ctypes.CDLL(None), "madvise", None) if os.name == "posix" else None
+
+#: Advice of Linux 5.14. The second writes to no page, but needs pages that may be written.
+_MADV_POPULATE_READ: Final = 22
+_MADV_POPULATE_WRITE: Final = 23
 
 
 class CudaMemory(Core):
@@ -156,6 +165,12 @@ class CudaMemory(Core):
             self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
+        """Page-lock existing host memory.
+
+        ``cuMemHostRegister`` holds the launches of all other threads: for 0.32 ms per MB if no page is in memory, for
+        0.035 if all are. So the system first puts them there, which holds no launch.
+        """
+        _populate(address, nbytes)
         with self._any_opened().current:
             code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
@@ -341,3 +356,14 @@ class CudaMemory(Core):
         if device < 0:
             return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_HOST, 0)
         return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, self.opened(device).index)
+
+
+def _populate(address: int, nbytes: int) -> None:
+    """Put the pages of host memory into memory. Does nothing where the system cannot: then the registration does it."""
+    if _madvise is None:
+        return
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE - begin
+    for advice in (_MADV_POPULATE_WRITE, _MADV_POPULATE_READ):  # the second for a file that is mapped to be read
+        if _madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice) == 0:
+            return
