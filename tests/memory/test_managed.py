@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceOutOfMemory, StaleHandleError, Stream, UnifiedBuffer
+from aiocuda import (
+    Device,
+    DeviceOutOfMemory,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+    Stream,
+    UnifiedBuffer,
+)
 from aiocuda.memory import _managed
-from tests.helpers import Latch, Peer, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import PATIENCE, Latch, Peer, Reports, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -114,24 +122,136 @@ async def test_what_is_too_much_to_keep_is_freed_on_a_thread(monkeypatch: pytest
         for buffer in buffers:
             buffer.free()
         device.unified(1, np.uint8)
-        await until(lambda: peer.calls["managed_deallocate"] == 3, "three to be freed")
+        await until(lambda: peer.calls["managed_deallocate"] == 2, "two to be freed")
         assert threading.get_ident() not in threads
-        assert device.memory.managed.idle_bytes == 4096  # two were kept, and one of these is lent again
+        assert device.memory.managed.idle_bytes == 8192  # one was lent again
 
 
-async def test_free_waits_for_the_device_on_a_thread_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``cuMemFree`` waits for all work, also for that of others."""
-    monkeypatch.setattr(_managed, "MOST_IDLE", 0)
-    async with open_peer() as (peer, device), device.stream() as stream:
+async def test_no_more_is_freed_than_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed, "MOST_IDLE", 16384)
+    async with open_peer() as (peer, device):
+        freed: list[int] = []
+        peer.before["managed_deallocate"] = freed.append
+        buffers = [device.unified(nbytes, np.uint8) for nbytes in (8192, 16384, 4096)]
+        addresses = [buffer.address for buffer in buffers]
+        buffers.pop().free()
+        buffers.pop().free()
+        device.memory.look()
+        await until(lambda: freed, "a free")
+        assert freed == [addresses[2]]
+        buffers.pop().free()
+        device.memory.look()
+        await until(lambda: len(freed) > 1, "a free")
+        assert freed == [addresses[2], addresses[0]]
+
+
+def free_several(device: Device, count: int) -> None:
+    """Free so many pages, and have them swept."""
+    for buffer in [device.unified(4096, np.uint8) for _ in range(count)]:
+        buffer.free()
+    device.memory.look()
+
+
+async def test_what_is_too_much_to_keep_is_freed_when_no_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``cuMemFree`` waits for all work, and holds the launches of all threads."""
+    monkeypatch.setattr(_managed, "MOST_IDLE", 4096)
+    monkeypatch.setattr(_managed, "IDLE_SECONDS", PATIENCE)
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            peer.before["managed_deallocate"] = lambda address: running.append(latch.running)
+            latch.hold(stream)
+            await latch.held()
+            free_several(device, 2)
+            await turns()
+            assert not running
+            latch.release()
+            await until(lambda: running, "the free")
+        assert running == [0]
+
+
+@pytest.mark.parametrize(("pages", "seconds"), [(2, 0.01), (3, PATIENCE)], ids=["its time is over", "much more waits"])
+async def test_what_waits_too_long_is_freed_in_the_middle_of_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pages: int, seconds: float
+) -> None:
+    """On a thread, and the loop goes on."""
+    monkeypatch.setattr(_managed, "MOST_IDLE", 4096)
+    monkeypatch.setattr(_managed, "IDLE_SECONDS", seconds)
+    caplog.set_level("INFO", "aiocuda")
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            peer.before["managed_deallocate"] = lambda address: running.append(latch.running)
+            latch.hold(stream)
+            await latch.held()
+            free_several(device, pages)
+            await until(lambda: running, "the free")
+            device.unified(4096, np.uint8).array[:] = 1
+            latch.release()
+            await until(lambda: "no_idle_moment" in caplog.text, "the event")
+        assert running[0] == 1
+        assert f"no_idle_moment device={device.name} work=unified memory" in caplog.text
+
+
+async def test_trim_frees_what_is_kept_when_no_work_runs() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            peer.before["managed_deallocate"] = lambda address: running.append(latch.running)
+            latch.hold(stream)
+            await latch.held()
+            free_several(device, 2)
+            trimming = asyncio.create_task(device.memory.trim(timeout=None))
+            await turns()
+            assert not peer.calls["managed_deallocate"]
+            latch.release()
+            await quickly(trimming)
+        assert running == [0, 0]
+
+
+async def test_trim_does_not_wait_longer_than_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiocuda")
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            peer.before["managed_deallocate"] = lambda address: running.append(latch.running)
+            latch.hold(stream)
+            await latch.held()
+            await quickly(device.memory.trim(timeout=PATIENCE))  # nothing that it frees waits for the device
+            assert "no_idle_moment" not in caplog.text
+            free_several(device, 1)
+            trimming = asyncio.create_task(device.memory.trim(timeout=0.01))
+            await until(lambda: running == [1], "the free")
+            latch.release()
+            await quickly(trimming)
+        assert f"no_idle_moment device={device.name} work=trim" in caplog.text
+        for wrong in (-1, "soon"):
+            with pytest.raises((InvalidArgumentError, InvalidTypeError)):
+                await device.memory.trim(timeout=wrong)  # type: ignore[arg-type]  # a wrong argument on purpose
+
+
+async def test_another_loop_frees_what_a_closed_loop_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed, "MOST_IDLE", 4096)
+    monkeypatch.setattr(_managed, "IDLE_SECONDS", PATIENCE)
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+
+        async def leave() -> None:
+            free_several(device, 2)
+
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
-            device.unified(4096, np.uint8).free()
-            kept = device.unified(4096, np.uint8)
-            await until(lambda: peer.calls["managed_deallocate"] == 1, "the free to begin")
-            kept.array[:] = 1
+            await asyncio.to_thread(in_thread, leave)
+            free_several(device, 2)
+            await turns()
+            assert not peer.calls["managed_deallocate"]
             latch.release()
-        await quickly(stream.synchronize())
+            await until(lambda: peer.calls["managed_deallocate"] == 1, "the free")
 
 
 async def test_no_room_takes_a_larger_one_that_is_kept() -> None:

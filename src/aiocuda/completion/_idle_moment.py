@@ -14,20 +14,25 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from .._base._log import log
 from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, ClosedError
 
 if TYPE_CHECKING:
+    from ._device_state import DeviceState
     from ._jobs import Finish
     from ._reactor import Reactor
 
-__all__ = ["IdleJob", "IdleMoments", "is_idle", "reactors_of"]
+__all__ = ["IDLE_SECONDS", "IdleJob", "IdleMoments", "is_idle", "log_not_idle", "reactors_of"]
 
 T = TypeVar("T")
 
 #: Called on the loop with the result, the error, and whether the moment was idle. The result or the error is None.
 IdleFinish: TypeAlias = Callable[[T | None, BaseException | None, bool], object]
+
+#: Seconds after which a call that can wait for an idle moment does not wait any more.
+IDLE_SECONDS = 1.0
 
 #: Seconds between two looks for an idle moment.
 LOOK_SECONDS = 0.001
@@ -52,6 +57,11 @@ def is_idle(driver: Driver) -> bool:
         return all(reactor is None or reactor.is_idle() for reactor in reactors)
     except (AiocudaError, RuntimeError):  # a query was refused; or a loop that had stopped runs again
         return False
+
+
+def log_not_idle(device_state: DeviceState, work: str) -> None:
+    """Log that a call was made in the middle of work, because no idle moment has come in its time."""
+    log("info", "no_idle_moment", device=device_state.properties.name, work=work)
 
 
 class IdleJob:
@@ -80,7 +90,7 @@ class IdleJob:
     @property
     def is_over(self) -> bool:
         """True if ``finish`` was called, or never will be: its loop was closed. Any thread may ask."""
-        return self.ended or self._reactor.closed
+        return self.ended or self._reactor.closed or self._reactor.loop.is_closed()
 
     def hurry(self) -> None:
         """Wait for an idle moment no longer. Any thread."""

@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_bytes, as_dtype, as_shape
+from .._base._checks import check_timeout
 from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
 from .._core import SHARED, MemoryFields
 from ..completion._device_state import DeviceState
+from ..completion._idle_moment import log_not_idle
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, CleanupWarning, DeviceFault, DeviceOutOfMemory, InvalidTypeError, WrongDeviceError
 from ._block import Block, DroppedBlock
@@ -458,15 +460,22 @@ class DeviceMemory(MemoryFields):
         self.free_lists = self._supply.free_lists if self._supply.source is self._supply.free_lists else None
         return resource
 
-    async def trim(self, keep: int = 0) -> int:
+    async def trim(self, keep: int = 0, *, timeout: float | None = 1.0) -> int:  # noqa: ASYNC109
         """Give unused memory back to the device: that of adaptors, and of the pool. ``cuMemPoolTrimTo``.
 
         It runs on a worker thread, since it may block. Memory stays while its free waits for unfinished work.
+
+        Unified memory that is kept is freed, too. ``cuMemFree`` waits for every running kernel of the process, and
+        holds the launches of all threads meanwhile. So, if there is such memory, this first waits for an idle moment:
+        when no operation of this process is unfinished on any device of the driver. If none comes in time, it does not
+        wait any more, and logs ``no_idle_moment``. Work of other libraries is not seen.
 
         Parameters
         ----------
         keep
             Bytes that may stay for the next allocations.
+        timeout
+            The most seconds to wait for an idle moment; None for no limit.
 
         Returns
         -------
@@ -474,6 +483,7 @@ class DeviceMemory(MemoryFields):
             By how many bytes `MemoryStatistics.reserved_bytes` has shrunk.
         """
         kept = as_bytes(keep, "keep")
+        limit = check_timeout(timeout)
         reactor = self._reactor()
         self.sweep(reactor)
 
@@ -481,7 +491,13 @@ class DeviceMemory(MemoryFields):
             self.managed.trim(kept)
             return self._supply.trim(kept)
 
-        freed: int = await reactor.jobs.run(work)
+        freed: int
+        if self.managed.idle_bytes > kept:
+            freed, was_idle = await reactor.idle_moments.run(work, math.inf if limit is None else limit)
+            if not was_idle:
+                log_not_idle(reactor.device_state, "trim")
+        else:
+            freed = await reactor.jobs.run(work)
         log("info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed, keep_bytes=kept)
         return freed
 

@@ -1,7 +1,8 @@
 """Managed memory: the pool that allocates it and keeps freed memory for the next buffers.
 
 ``cuMemFree`` waits until all devices are idle. So freed memory is kept, by size. The driver frees it only on worker
-threads: what exceeds a limit, what `trim` frees, and everything when the device is closed.
+threads, at an idle moment if one comes: what exceeds a limit, what `trim` frees, and everything when the device is
+closed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..completion._idle_moment import IDLE_SECONDS, IdleJob, log_not_idle
 from ..driver.protocol import Advice
 from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
 from ._block import Block, DroppedBlock, ExternalUse
@@ -36,8 +38,8 @@ __all__ = ["ManagedBlock", "ManagedPool"]
 #: References to views of one buffer above which the dead ones are removed.
 MANY_VIEWS = 16
 
-#: Bytes that are kept for the next buffers. Freed memory beyond them goes back to the driver: other programs use the
-#: GPU, too.
+#: Bytes that are kept for the next buffers. Memory beyond them goes back to the driver: other programs use the GPU,
+#: too.
 MOST_IDLE = 256 << 20
 
 
@@ -134,8 +136,9 @@ class ManagedPool:
         True once the device has been closed.
     """
 
-    __slots__ = ("_blocks", "_idle", "_memory", "_newest_unfinished", "_sizes", "advised", "closed", "deferred_frees",
-                 "device", "device_state", "driver", "dropped", "live", "properties", "reactor")  # fmt: skip
+    __slots__ = ("_blocks", "_freeing", "_idle", "_memory", "_newest_unfinished", "_sizes", "advised", "closed",
+                 "deferred_frees", "device", "device_state", "driver", "dropped", "live", "properties",
+                 "reactor")  # fmt: skip
 
     def __init__(
         self,
@@ -158,6 +161,7 @@ class ManagedPool:
         self._sizes: dict[int, int] = {}  # all allocated memory: address → bytes
         self._idle: dict[int, list[int]] = {}  # the part of it that is kept for the next buffers: bytes → addresses
         self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # the live blocks by address
+        self._freeing: IdleJob | None = None  # frees what is too much to keep
 
     @property
     def exports(self) -> Exports:
@@ -290,7 +294,7 @@ class ManagedPool:
             self._reuse(reactor, dropped.address)
 
     def _reuse(self, reactor: Reactor, address: int) -> None:
-        """Keep unused memory for the next buffer, without its advice; or free it if too much is kept."""
+        """Keep unused memory for the next buffer, without its advice."""
         record = self.live.pop(address, None)
         if record is None:
             return
@@ -300,11 +304,26 @@ class ManagedPool:
         advised = self.advised.pop(address, None)
         if advised is not None:
             reactor.jobs.start(lambda: self._undo_advice(address, size, advised), reactor.jobs.report_unawaited)
-        elif self.idle_bytes + size > MOST_IDLE:
-            reactor.jobs.start(lambda: self._free(address), reactor.jobs.report_unawaited)
         else:
             self._keep(address, size)
+            self._free_excess(reactor)
         reactor.guard(unreserve, *record[1:])
+
+    def _free_excess(self, reactor: Reactor) -> None:
+        """Free what is kept beyond `MOST_IDLE`, at an idle moment; after a second, or if it is twice that, at once."""
+        excess = self.idle_bytes - MOST_IDLE
+        if excess <= 0:
+            return
+        if self._freeing is None or self._freeing.is_over:
+
+            def freed(result: None, error: BaseException | None, was_idle: bool) -> None:
+                reactor.jobs.report_unawaited(result, error)
+                if error is None and not was_idle:
+                    log_not_idle(self.device_state, "unified memory")
+
+            self._freeing = reactor.idle_moments.start(lambda: self.trim(MOST_IDLE), freed, IDLE_SECONDS)
+        if excess > MOST_IDLE:
+            self._freeing.hurry()
 
     def _keep(self, address: int, size: int) -> None:
         self._idle.setdefault(size, []).append(address)
@@ -325,10 +344,15 @@ class ManagedPool:
             self.driver.managed_deallocate(address)
 
     def trim(self, keep: int = 0) -> None:
-        """Free kept memory beyond ``keep`` bytes, the largest first. **May block**: for a worker thread."""
-        for size in sorted(self._idle, reverse=True):
-            while self.idle_bytes > keep and (address := self._kept(size)) is not None:
-                self._free(address)
+        """Free kept memory beyond ``keep`` bytes, and little more. **May block**: for a worker thread."""
+        sizes = sorted(self._idle)
+        for least, some in ((keep, reversed(sizes)), (0, sizes)):
+            for size in some:
+                while self.idle_bytes > keep and self.idle_bytes - size >= least:
+                    address = self._kept(size)
+                    if address is None:
+                        break
+                    self._free(address)
 
     # -- close ---------------------------------------------------------------------------------------------------
 
