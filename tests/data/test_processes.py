@@ -30,6 +30,8 @@ from aiocuda._processes._main_guard import _guarded_lines
 from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError, _epoch
 from aiocuda.data._fields import Layout
 from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
+from aiocuda.device import _loop_state
+from aiocuda.device._resources import resources_of
 from aiocuda.errors import DriverError
 from tests.data.samples import (
     FIELDS,
@@ -57,7 +59,7 @@ from tests.data.samples import (
     write,
     writes_its_process,
 )
-from tests.helpers import PATIENCE, UVLOOP, open_peer, quickly, until
+from tests.helpers import PATIENCE, UVLOOP, Latch, open_peer, quickly, until
 from tests.project.tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -834,6 +836,28 @@ def test_the_memory_of_slots_is_given_back_by_the_close_of_their_file() -> None:
     finally:
         os.close(descriptor)
     assert shared.row_of(0) is None
+
+
+@pytest.mark.asyncio
+async def test_all_slots_are_unlocked_at_one_idle_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlocking waits for all work, and holds the launches of all threads."""
+    monkeypatch.setattr(_loop_state, "IDLE_SECONDS", PATIENCE)
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            each = loader(device, range(9), write, prefetch=4)
+            await each.__aenter__()
+            peer.before["unpin"] = lambda address: running.append(latch.running)
+            closing = asyncio.create_task(each.aclose())
+            waiting = resources_of(device).loop_states.here().reactor.idle_moments._jobs
+            await until(lambda: len(waiting) == 4, "the ends of the slots")
+            assert not running
+            latch.release()
+            await quickly(closing)
+        assert running == [0] * 4
 
 
 def shared_files() -> int:

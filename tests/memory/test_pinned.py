@@ -6,6 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,8 @@ from aiocuda import (
     StaleHandleError,
     Stream,
 )
+from aiocuda.device import _loop_state
+from aiocuda.device._resources import resources_of
 from tests.helpers import PATIENCE, SAXPY, TRAP, Latch, Peer, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
@@ -294,6 +297,86 @@ async def test_end_of_the_block_waits_until_no_device_uses_it(device: Device, st
         await quickly(task)
     own[:] = -1
     assert np.array_equal(await stream.download(buffer), np.arange(1000))
+
+
+async def test_end_of_the_block_unlocks_when_no_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlocking waits for all work, and holds the launches of all threads."""
+    monkeypatch.setattr(_loop_state, "IDLE_SECONDS", PATIENCE)
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            peer.before["unpin"] = lambda address: running.append(latch.running)
+
+            async def use() -> None:
+                async with device.pin(np.zeros(1000)):
+                    pass
+
+            task = asyncio.create_task(use())
+            await turns()
+            task.cancel()
+            await turns()
+            assert not task.done()
+            assert not running
+            latch.release()
+            with pytest.raises(asyncio.CancelledError):
+                await quickly(task)
+            assert running == [0]
+
+
+async def test_end_of_the_block_unlocks_in_the_middle_of_work_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_loop_state, "IDLE_SECONDS", 0.01)
+    caplog.set_level("INFO", "aiocuda")
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        running: list[int] = []
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            peer.before["unpin"] = lambda address: running.append(latch.running)
+
+            async def use() -> None:
+                async with device.pin(np.zeros(1000)):
+                    pass
+
+            task = asyncio.create_task(use())
+            await until(lambda: running == [1], "the call")
+            latch.release()
+            await quickly(task)
+        assert f"no_idle_moment device={device.name} work=pin" in caplog.text
+
+
+async def test_array_stays_locked_and_alive_if_its_loop_is_closed_before_an_idle_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other memory at its address would be locked already."""
+    monkeypatch.setattr(_loop_state, "IDLE_SECONDS", PATIENCE)
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        arrays: list[weakref.ref[Any]] = []
+
+        async def leave() -> None:
+            array = np.zeros(1000)
+            arrays.append(weakref.ref(array))
+            pin = device.pin(array)
+            await pin.__aenter__()
+            del array
+            ending = asyncio.ensure_future(pin.__aexit__(None, None, None))
+            await turns()
+            assert not ending.done()
+
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            await asyncio.to_thread(in_thread, leave)  # which cancels the end
+            resources_of(device).loop_states.reclaim()  # which drops what the loop has waited for
+            gc.collect()
+            assert arrays[0]() is not None
+            latch.release()
 
 
 async def test_cancelled_while_it_is_being_locked() -> None:

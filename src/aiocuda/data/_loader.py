@@ -351,6 +351,10 @@ class DataLoader(Owner):
 
         A second call waits until the first one has ended.
 
+        Memory that is shared with worker processes is unlocked, by calls that wait for every running kernel of the
+        process, and hold the launches of all threads meanwhile. So this waits, for at most a second, until no operation
+        of this process is unfinished on any device of the driver.
+
         Raises
         ------
         BusyError

@@ -12,6 +12,7 @@ from .._base._tasks import start_task
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
 from ..lowlevel import owned, resources_of
+from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._job import BatchJob, RowQueue
 from ._options import LoaderOptions
@@ -55,6 +56,7 @@ class LoaderResources:
         self._at_once = max(1, options.workers)
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()
+        self._pins: list[contextlib.AbstractAsyncContextManager[PinnedBuffer]] = []  # of the shared slots
         self._rows = RowQueue(self._at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
         jobs = self._reactor.jobs
         decoder = ThreadDecoder(
@@ -121,9 +123,19 @@ class LoaderResources:
 
     async def _lock_slots(self, shared: SharedSlots) -> None:
         """Page-lock the memory of the slots, until the close."""
-        pinned = [await self._closing.enter_async_context(self.device.pin(part)) for part in shared.slots()]
+        self._closing.push_async_callback(self._unlock_slots)
+        pinned: list[PinnedBuffer] = []
+        for part in shared.slots():
+            pin = self.device.pin(part)
+            pinned.append(await pin.__aenter__())
+            self._pins.append(pin)
         if pinned:
             self.slots = HostSlots(self.device, self.options.layout, pinned)
+
+    async def _unlock_slots(self) -> None:
+        """Unlock all slots together: they wait for one idle moment."""
+        pins, self._pins = self._pins, []
+        await end_tasks([start_task(_unlock, pin) for pin in pins])
 
     async def renew_source(self) -> None:
         """Have the processes load the source and the decoder again, if these have changed since the last epoch."""
@@ -258,6 +270,11 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
     if not task.cancelled():
         task.exception()  # it is not reported as never retrieved
+
+
+async def _unlock(pin: contextlib.AbstractAsyncContextManager[PinnedBuffer]) -> None:
+    with contextlib.suppress(ClosedError, DeviceFault):
+        await pin.__aexit__(None, None, None)
 
 
 async def _close(stream: Stream) -> None:

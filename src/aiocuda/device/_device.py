@@ -194,6 +194,11 @@ class Device(Owner):
         """Page-lock the caller's array for direct DMA, for the duration of the block. ``cuMemHostRegister``.
 
         The end of the block waits until no device uses the array any more, shielded from cancellation.
+
+        ``cuMemHostUnregister`` then waits for every running kernel of the process, and holds the launches of all
+        threads meanwhile. So the end waits, for at most a second, for an idle moment: when no operation of this process
+        is unfinished on any device of the driver. After that it does not wait any more, and logs ``no_idle_moment``.
+        Work of other libraries is not seen. `pinned` memory stays locked until the device is closed.
         """
         if not isinstance(array, np.ndarray):
             raise InvalidTypeError(f"only a NumPy array can be pinned, not {type(array).__name__}")
@@ -350,6 +355,10 @@ class Device(Owner):
         registered, functions on worker threads. Two things are not waited for, and fail with `ClosedError`: a
         coordinator's operation for which a task would have to record an event or leave a block first, and the items of
         a pipeline. A second call waits for the first.
+
+        The device then gives back its page-locked and unified memory. These calls wait for every running kernel of the
+        process, and hold the launches of all threads meanwhile: also for kernels of other devices, and of other
+        libraries.
 
         A cancellation meanwhile leaves the device, as an exception leaves ``async with``: work on the host is
         withdrawn, and the work that the device has accepted gets `drain_timeout` seconds.

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from .._base._failure import Failure, raisable
 from .._base._log import log
 from ..completion._device_state import DeviceState
+from ..completion._idle_moment import IDLE_SECONDS, log_not_idle
 from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch
@@ -286,7 +287,7 @@ class LoopStates:
         _parked.append(thing)
 
     async def unpin(self, buffer: PinnedBuffer, region: Region, reactor: Reactor) -> None:
-        """Unlock an array that `Device.pin` has locked, once no device uses it any more."""
+        """Unlock an array that `Device.pin` has locked, once no device uses it any more, at an idle moment."""
         block, driver = buffer._block, self._device_state.driver
         assert block is not None
         block.retire()
@@ -308,8 +309,16 @@ class LoopStates:
             own = Reactor(self._device_state, reactor.loop) if reactor.closed else reactor
         except ClosedError:
             return  # the driver was closed with its device, and has unlocked all memory
+        self.park(region)  # until it is unlocked: the loop may be closed before
+
+        def unlock() -> None:
+            driver.unpin(region.address)
+            _parked.remove(region)
+
         try:
-            await own.jobs.run(lambda: driver.unpin(region.address))
+            _, was_idle = await own.idle_moments.run(unlock, IDLE_SECONDS)
+            if not was_idle:
+                log_not_idle(self._device_state, "pin")
         finally:
             if own is not reactor:
                 own.close()
