@@ -246,6 +246,6 @@ def test_messages_of_other_machines_are_in_the_source() -> None:
 
 
 def test_each_class_exists() -> None:
-    public = {*dir(aiocuda), *dir(aiocuda.serving), "AttributeError", "ResourceWarning", "RuntimeWarning", "TypeError"}
+    public = {*aiocuda.errors.__all__, *dir(aiocuda.serving), "AttributeError", "ResourceWarning", "RuntimeWarning", "TypeError"}
     public |= {"PytestUnraisableExceptionWarning"}  # pytest's
     assert {name for name, _ in SYMPTOMS} - public == set()
