@@ -106,6 +106,7 @@ def test_the_end_of_work_that_nobody_awaits_is_seen_within_milliseconds() -> Non
 
     async def main(driver: SimulatedDriver) -> None:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            await device.load(SPIN)
             for milliseconds in (3, 7, 60):
                 stream.launch(SPIN, 1, 1, milliseconds * 1_000_000)
                 began = driver.now()
@@ -119,6 +120,7 @@ def test_the_end_of_work_that_nobody_awaits_is_seen_within_milliseconds() -> Non
 def test_its_time_is_that_of_the_loop() -> None:
     async def main(driver: SimulatedDriver) -> None:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            await device.load(SPIN)
             stream.launch(SPIN, 1, 1, 60_000_000)
             began = driver.now()
             at, was_idle = await reactor_of(device).idle_moments.run(driver.now, 0.03)

@@ -91,6 +91,7 @@ def test_times_are_device_times() -> None:
     async def main() -> ProfileReport:
         driver = SimulatedDriver(None, bandwidth=1e6, latency=0.0)
         async with aiocuda.open_device(driver=driver, policy="efficient") as device:
+            await device.load(kernel)  # its launch would wait for the copy, on the host
             left, right = device.stream(name="left"), device.stream(name="right")
             pinned = await device.pinned(2000, np.uint8)
             buffer = left.empty_like(pinned)

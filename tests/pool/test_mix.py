@@ -20,7 +20,7 @@ from aiocuda.pool import Optimisation, Strategy
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.benchmarks.figures import percentile
 from tests.benchmarks.kernels import nanoseconds, spin
-from tests.benchmarks.mix import COPY_BYTES, Item, Played, mix, play
+from tests.benchmarks.mix import COPY_BYTES, KERNELS, Item, Played, mix, play
 
 STREAMS, ITEMS, SEEDS = 8, 30, (0, 1, 2)
 SMALLER = 1000
@@ -35,6 +35,7 @@ async def run(
     """Run the mixes one after the other on one pool; optionally call `optimize` before the last one."""
     driver = SimulatedDriver(None, bandwidth=H200_BYTES_PER_SECOND / SMALLER)
     async with aiocuda.open_device(driver=driver, policy="efficient") as device:
+        await device.load(*(spin(seconds) for _, seconds in KERNELS))
         source = await device.pinned(COPY_BYTES // SMALLER, np.uint8)
         targets: dict[str, aiocuda.DeviceBuffer] = {}
 

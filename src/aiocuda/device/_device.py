@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
@@ -169,18 +168,22 @@ class Device(Owner):
         stream_queue(stream).submissions.most = int(submit_ahead)
         return stream
 
-    async def load(self, kernel: Kernel) -> None:
-        """Compile a kernel if need be, and load it, so that its launches do not wait for that.
+    async def load(self, *kernels: Kernel) -> None:
+        """Compile kernels if need be, and load them, so that their launches do not wait for that.
 
-        Only a launch on a stream that other libraries use, too, needs this: see `Stream.from_handle`.
+        Await it before the first work of a service. The load of a kernel waits for every running kernel of the process,
+        and holds the launches of all threads meanwhile. So a kernel that is loaded later, here or at its first launch,
+        waits for a moment at which no operation is unfinished, for at most 50 ms.
+
+        A launch on a stream that other libraries use, too, needs a kernel that is loaded: see `Stream.from_handle`.
         """
-        if not isinstance(kernel, Kernel):
-            raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
+        for kernel in kernels:
+            if not isinstance(kernel, Kernel):
+                raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
         loop_state = self._resources.loop_state()
-        if kernel.loaded(self.driver, self.index) is None:
-            began = time.monotonic()
-            await loop_state.reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
-            loop_state.report_loaded(kernel, time.monotonic() - began)
+        new = [kernel for kernel in kernels if kernel.loaded(self.driver, self.index) is None]
+        if new:
+            await loop_state.load_all(new)
 
     # -- host memory and threads ---------------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from .._base._failure import Failure, raisable
 from .._base._log import log
 from ..completion._device_state import DeviceState
 from ..completion._idle_moment import IDLE_SECONDS, log_not_idle
+from ..completion._jobs import Finish
 from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch
@@ -37,6 +38,10 @@ T = TypeVar("T")
 #: Seconds between two looks at other loops, running or closed.
 TICK = 0.001
 
+#: Seconds for which the load of kernels waits for an idle moment: it would wait for every running kernel, and hold the
+#: launches of all threads meanwhile.
+LOAD_PATIENCE = 0.05
+
 #: Objects whose memory a device may still use when it was left. They stay until the process ends.
 _parked: list[object] = []
 
@@ -55,7 +60,7 @@ class WorkSource(Protocol):
 
 
 class LoadGate:
-    """The gate of launches whose kernel is being compiled, if need be, and loaded on a worker thread."""
+    """The gate of launches whose kernel is being compiled, if need be, and loaded at an idle moment."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
@@ -142,16 +147,45 @@ class LoopState:
             gate = opened = LoadGate()
             context, began = contextvars.copy_context(), time.monotonic()
 
-            def finished(handle: int | None, error: BaseException | None) -> None:
+            def finished(result: None, error: BaseException | None) -> None:
                 self.loading.pop(kernel, None)
                 opened.open(error)
                 if error is None:
                     self.report_loaded(kernel, time.monotonic() - began, context)
 
-            driver, device = self.reactor.device_state.driver, self.reactor.device_state.device
-            self.reactor.jobs.start(lambda: kernel.load(driver, device), finished)
+            self.start_load((kernel,), finished)
             self.loading[kernel] = gate
         return gate
+
+    async def load_all(self, kernels: Sequence[Kernel]) -> None:
+        """Load kernels that are not loaded yet, and wait for that. Cancelling the wait does not stop it."""
+        began = time.monotonic()
+        await self.reactor.jobs.wait(functools.partial(self.start_load, kernels))
+        for kernel in kernels:
+            self.report_loaded(kernel, time.monotonic() - began)
+
+    def start_load(self, kernels: Sequence[Kernel], finish: Finish[None]) -> None:
+        """Compile kernels if need be, then load them all at one idle moment; then call ``finish`` on the loop."""
+        reactor, driver, device = self.reactor, self.reactor.device_state.driver, self.reactor.device_state.device
+
+        def compile() -> None:
+            for kernel in kernels:
+                kernel.program(driver, device)
+
+        def load() -> None:
+            for kernel in kernels:
+                kernel.load(driver, device)
+
+        def compiled(result: None, error: BaseException | None) -> None:
+            if error is None:
+                reactor.idle_moments.start(load, lambda result, error, was_idle: finish(result, error), LOAD_PATIENCE)
+            else:
+                finish(None, error)
+
+        if driver.wants_image:
+            reactor.jobs.start(compile, compiled)  # at once: the compiler needs no device
+        else:
+            compiled(None, None)
 
     def report_loaded(self, kernel: Kernel, seconds: float, context: contextvars.Context | None = None) -> None:
         """Log that a kernel was loaded, with the context of the task that needs it."""

@@ -39,7 +39,7 @@ class ExecutableGraph:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Build it, once the memory that it copies from and to is page-locked."""
+        """Build it, once the memory that it copies from and to is page-locked, and its kernels are loaded."""
         for node in self._nodes:
             for block in node.blocks:
                 region = block.region
@@ -49,9 +49,21 @@ class ExecutableGraph:
                 if region is not None and not region.locked:
                     region.when_locked(self.start, self._reactor.loop)
                     return
+        driver, index = self._resources.driver, self._resources.index
+        kernels = [node.kernel for node in self._nodes if node.kernel is not None]
+        missing = [kernel for kernel in kernels if kernel.loaded(driver, index) is None]
         try:
-            self._reactor.jobs.start(self._build, self._finished)
+            if missing:
+                self._resources.loop_states.here().start_load(missing, self._loaded)
+            else:
+                self._reactor.jobs.start(self._build, self._finished)
         except Exception as error:  # noqa: BLE001 - the device was closed meanwhile: waiters get the error
+            self._finished(None, error)
+
+    def _loaded(self, result: None, error: BaseException | None) -> None:
+        if error is None:
+            self.start()
+        else:
             self._finished(None, error)
 
     def _build(self) -> None:
