@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 import aiocuda
+from aiocuda.completion._reactor import Reactor
 from aiocuda.serving import Batch, MicroBatcher
 
 from .host_time import IdleDriver
@@ -25,6 +26,7 @@ __all__ = ["Steps", "count_steps"]
 
 PACKAGE = os.path.dirname(aiocuda.__file__)
 DRIVERS = os.path.join(PACKAGE, "driver")
+WATCHDOG = Reactor._watch.__code__
 
 #: Items of a pipeline before the count, so that few of them are timed; and items that are counted.
 WARM_ITEMS, ITEMS = 1024, 64
@@ -58,6 +60,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._is_watchdog = False  # it runs by time, more often on a busy machine
 
     def __enter__(self) -> Self:
         sys.setprofile(self._count)
@@ -68,7 +71,11 @@ class Steps:
 
     def _count(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(DRIVERS):
+        if code is WATCHDOG:
+            self._is_watchdog = event == "call"
+        elif self._is_watchdog:
+            return
+        elif event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_filename.startswith(DRIVERS):
             self.calls[os.path.relpath(code.co_filename, PACKAGE), code.co_qualname] += 1
 
     @property

@@ -22,7 +22,7 @@ MOST = {
     "submit": 19,
     "coordinator.compute": 22,
     "upload of a small array": 20,
-    "item of three stages": 57,
+    "item of three stages": 58,
     "request of a batcher": 82,
 }
 MOST_OF_A_BATCH = 130
