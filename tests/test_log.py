@@ -31,7 +31,7 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import Upset
 from aiocuda.serving import MicroBatcher
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
-from tests.helpers import SPIN, TRAP, FewQueues, Latch, Peer, open_peer, quickly, until
+from tests.helpers import SPIN, TRAP, FewQueues, Latch, open_peer, quickly, until
 from tests.project.tree import SOURCE
 
 
@@ -280,50 +280,6 @@ async def test_a_full_stream_is_reported_once(records: Records) -> None:
         await quickly(stream.synchronize())
     (full,) = records.of("queue_full")
     assert (full["queue"], full["stream"], full["limit"], full["request_id"]) == ("stream", "busy", 2, "r-3")
-
-
-class LateStreams(Peer):
-    """Its clock goes on by 30 ms for each stream that is created, as if CUDA had waited for a kernel."""
-
-    waited = 0.0
-
-    def now(self) -> float:
-        self.calls["now"] += 1
-        return float(self.inner.now()) + self.waited
-
-    def stream_create(self, device: int, priority: int) -> int:
-        self.waited += 0.03
-        return int(self.inner.stream_create(device, priority))
-
-
-@pytest.mark.asyncio
-async def test_a_stream_that_was_not_made_ahead_is_reported_if_it_waits(records: Records) -> None:
-    """Notifiers need streams as well: 24 of them, and 64 streams were made ahead."""
-    peer = LateStreams()
-    async with open_peer(peer, streams_ahead=3) as (_, first), aiocuda.open_device(driver=peer.driver) as device:
-        streams = [device.stream() for _ in range(39)]
-        peer.calls.clear()
-        streams.append(first.stream())
-        assert not peer.calls["now"]
-        assert not records.of("stream_creation_waited")
-        with structlog.contextvars.bound_contextvars(request_id="r-4"):
-            streams.append(device.stream())
-        (waited,) = records.of("stream_creation_waited")
-        assert (waited["streams"], waited["streams_ahead"], waited["level"]) == (41, 64, "warning")
-        assert (waited["device"], waited["index"], waited["request_id"]) == (device.name, 0, "r-4")
-        assert waited["seconds"] >= 0.03
-        for stream in streams:
-            await quickly(stream.aclose())
-        async with device.stream():  # in the place of one that has ended
-            pass
-    assert len(records.of("stream_creation_waited")) == 1
-
-
-@pytest.mark.asyncio
-async def test_a_stream_that_was_not_made_ahead_and_does_not_wait_is_not_reported(records: Records) -> None:
-    async with aiocuda.open_device(driver="simulated", streams_ahead=0) as device, device.stream():
-        pass
-    assert not records.of("stream_creation_waited")
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,9 @@ class CountingDriver:
     compiled: list[tuple[int, CudaSource]] = dataclasses.field(default_factory=list)
     programs: list[Program] = dataclasses.field(default_factory=list)
     gate: threading.Event | None = None
+    registry: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    now = staticmethod(time.monotonic)
 
     def device_open(self, device: int) -> Any:
         return dataclasses.make_dataclass("Properties", ["compute_capability"])(self.capabilities[device])

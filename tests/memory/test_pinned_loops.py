@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,7 +135,7 @@ async def test_what_is_locked_while_it_is_asked_for_is_not_missed() -> None:
     def race() -> None:
         region = Region(None, 0, 0)
         start = threading.Barrier(2)
-        peer: Any = type("Driver", (), {"pin": staticmethod(lambda *arguments: start.wait())})
+        peer: Any = SimpleNamespace(pin=lambda *arguments: start.wait(), registry={}, now=time.monotonic)
         thread = threading.Thread(target=region.lock, args=(peer,))
         thread.start()
         start.wait()

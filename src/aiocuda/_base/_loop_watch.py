@@ -44,6 +44,13 @@ class Sampled(Protocol):
         """Sample the stack. Called by the thread."""
 
 
+class Calls(Protocol):
+    """The calls of a driver that may hold the threads that launch: see `aiocuda.completion`."""
+
+    def longest(self, start: float, end: float) -> str | None:
+        """Return the call that has taken more than half of the time between two times; None if there is none."""
+
+
 class LoopWatch:
     """Reports late timers of one event loop as the event ``loop_blocked``.
 
@@ -51,6 +58,11 @@ class LoopWatch:
     the stack of the loop's thread. When the timer comes at last, the loop itself logs the event. So an iteration is
     found while the device has unfinished work, and if a handler for warnings exists. While requests wait, the watch has
     timers of its own: the device may be idle because the loop is blocked.
+
+    Attributes
+    ----------
+    calls : weak set of Calls
+        Of the drivers that the loop uses: the event names the call that was in progress meanwhile, on any thread.
     """
 
     def __init__(self) -> None:
@@ -60,6 +72,7 @@ class LoopWatch:
         self._sample: tuple[str, str] | None = None
         self._waits: set[weakref.WeakMethod[Callable[[], bool]]] = set()
         self._has_timer = False  # of its own
+        self.calls: weakref.WeakSet[Calls] = weakref.WeakSet()
         self._idle = False  # the loop waited for events when it was sampled: another process had the processor
 
     @classmethod
@@ -91,7 +104,9 @@ class LoopWatch:
                 if collection.intended:
                     return
                 callback, line = str(collection), callback  # the innermost line is that of the observer
-            log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line)
+            call = next(filter(None, (calls.longest(expected, now) for calls in self.calls)), None)
+            named = {} if call is None else {"driver_call": call}
+            log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line, **named)
 
     def rest(self) -> None:
         """Expect no timer of a reactor any more."""

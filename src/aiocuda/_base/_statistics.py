@@ -23,6 +23,9 @@ class DeviceStatistics:
     notifications: int  #: tags read from the ports of the event loops, put there by notifiers and finished jobs
     watchdog_wakes: int  #: ticks of the watchdog
     lost_wakes: int  #: notifiers that did not report a finished event
+    #: Calls of the driver that have taken more than 20 ms beside unfinished work since this device was opened, for all
+    #: devices of the driver: the log event ``driver_call_waited`` names each.
+    driver_calls_waited: int
     streams: int  #: open streams of this device
     #: CUDA streams created since this device was opened, for all devices of the driver. If another library has the
     #: handle of a stream, the driver keeps the stream and uses it again; that creates no stream.

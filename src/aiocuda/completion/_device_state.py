@@ -10,7 +10,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
-from .._base._log import log
 from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
 from .._core import DeviceFields
@@ -23,6 +22,7 @@ from ._policy import CompletionPolicy
 from ._prediction import Predictor
 from ._submission import submitting_loop
 from ._unseen_failure import UnseenFailure
+from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
@@ -39,9 +39,6 @@ CAPTURERS = ("torch", "cupy", "numba", "jax", "tensorflow", "cuda.core", "cuda.b
 #: Entries of one hardware queue that operations may use. The 1 021st blocks its caller (measured).
 QUEUE_ENTRIES = 900
 
-#: Seconds after which the creation of a stream is reported. It takes 3 µs, or waits until no kernel runs (measured).
-LONG_CREATION = 0.02
-
 #: The number of cross-device uses from which closed ones are removed.
 MANY_CROSS_DEVICE_USES = 8
 
@@ -54,25 +51,19 @@ class Budget:
     tokens : list of int
         One per notifier that may be armed. With more, streams would share hardware queues with notifiers (measured: 24
         armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41 ms).
-    notifiers : int
-        How many they are, armed or not. Each may have a stream of the driver's own.
     streams : int
         The streams of all openings.
-    streams_ahead : int
-        How many streams CUDA can create without a wait, those of notifiers included.
     default_streams : int
         The `Stream` objects that represent the device's default stream, which is one.
     device_states : dict of weak references
         The openings. Each reference removes itself when its opening is collected.
     """
 
-    __slots__ = ("default_streams", "device_states", "notifiers", "streams", "streams_ahead", "tokens")
+    __slots__ = ("default_streams", "device_states", "streams", "tokens")
 
     def __init__(self, notifiers: int) -> None:
         self.tokens = list(range(notifiers))
-        self.notifiers = notifiers
         self.streams = 0
-        self.streams_ahead = 0
         self.default_streams = 0
         self.device_states: dict[weakref.ref[DeviceState], None] = {}
 
@@ -84,14 +75,6 @@ class Budget:
         if known is None:
             known = driver.registry.setdefault(key, cls(driver.notifier_limit(device)))
         return cast("Budget", known)
-
-    def note_streams_ahead(self, count: int) -> None:
-        """The driver has made so many streams ahead for an opening. The greatest number counts."""
-        self.streams_ahead = max(self.streams_ahead, count)
-
-    def may_wait(self) -> bool:
-        """Return whether the creation of a stream may wait: those made ahead may be in use."""
-        return self.streams + self.notifiers >= self.streams_ahead
 
 
 class DeviceState(DeviceFields):
@@ -265,22 +248,16 @@ class DeviceState(DeviceFields):
         """Return a new stream of the driver; the default stream, which has no priority, if not ``asynchronous``."""
         if not self.asynchronous:
             return self.driver.stream_default(self.device)
-        level = 0
-        if priority is not None:  # else a stream that only frees memory
+        level = 0  # of a stream that only frees memory
+        if priority is not None:
             least, greatest = self.driver.priority_range(self.device)
             level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
-        budget = self.budget
-        if not budget.may_wait():
-            return self.driver.stream_create(self.device, level)
-        began = self.driver.now()
-        stream = self.driver.stream_create(self.device, level)
-        seconds = self.driver.now() - began
-        if seconds > LONG_CREATION:
-            log(
-                "warning", "stream_creation_waited", device=self.properties.name, index=self.device,
-                streams=budget.streams + 1, streams_ahead=budget.streams_ahead, seconds=round(seconds, 4),
-            )  # fmt: skip
-        return stream
+        create = self.driver.stream_create
+        return WaitingCalls.of(self.driver).run("cuStreamCreateWithPriority", create, self.device, level)
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy a stream of the driver. One that another library has made is only forgotten."""
+        WaitingCalls.of(self.driver).run("cuStreamDestroy", self.driver.stream_destroy, stream)
 
     def stream_opened(self, count: int) -> None:
         """Count new streams, or closed ones. Streams share the hardware queues, so the limit of each stream changes."""

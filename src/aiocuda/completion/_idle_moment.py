@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import weakref
 from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -18,13 +17,14 @@ from .._base._log import log
 from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, ClosedError
+from ._reactors import reactors_of
 
 if TYPE_CHECKING:
     from ._device_state import DeviceState
     from ._jobs import Finish
     from ._reactor import Reactor
 
-__all__ = ["IDLE_SECONDS", "IdleJob", "IdleMoments", "is_idle", "log_not_idle", "reactors_of"]
+__all__ = ["IDLE_SECONDS", "IdleJob", "IdleMoments", "is_idle", "log_not_idle"]
 
 T = TypeVar("T")
 
@@ -36,12 +36,6 @@ IDLE_SECONDS = 1.0
 
 #: Seconds between two looks for an idle moment.
 LOOK_SECONDS = 0.001
-
-
-def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
-    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
-    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
-    return reactors
 
 
 def is_idle(driver: Driver) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..driver.protocol import Driver, Notifier
 from ._armed_notifier import ArmedNotifier
+from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
@@ -113,7 +114,8 @@ class NotifierPool:
             return None
         try:
             if not self._free:
-                self._notifiers.append(driver.notifier(self._device, self.port))
+                run = WaitingCalls.of(driver).run
+                self._notifiers.append(run("cuStreamCreateWithPriority", driver.notifier, self._device, self.port))
                 self._free.append(len(self._notifiers) - 1)
             index = self._free.pop()
             tag = (index << INDEX_SHIFT) | next(_sequence)

@@ -24,11 +24,12 @@ from .._core import LANDING, ReactorFields
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
-from ._idle_moment import IdleMoments, reactors_of
+from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
 from ._poll_allowance import PollAllowance
 from ._pumps import Pumps
+from ._reactors import reactors_of
 from ._submission_pace import SubmissionPace
 from ._wait_rule import (
     HELD_UP_SECONDS,
@@ -40,6 +41,7 @@ from ._wait_rule import (
     is_held_up,
     next_look,
 )
+from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from ._armed_notifier import ArmedNotifier
@@ -140,6 +142,8 @@ class Reactor(ReactorFields):
         self._watchdog: asyncio.TimerHandle | None = None
         # A simulated loop does not run in real time.
         self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
+        if self._loop_watch is not None:
+            self._loop_watch.calls.add(WaitingCalls.of(device_state.driver))
         self.submission_pace = SubmissionPace(loop)
         self.poll_allowance = PollAllowance(device_state.policy.share)
         self.wakes = Wakes.of(loop)

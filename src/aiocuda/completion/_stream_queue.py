@@ -809,7 +809,7 @@ class StreamQueue(Ring):
                     self.device_state.leases.give(start)
             operation.call_on_settled()
         if self.driver.fault is None:
-            self.driver.stream_destroy(self.handle)  # an imported stream is only forgotten
+            self.device_state.destroy_stream(self.handle)
             if not self.imported:
                 self.device_state.stream_opened(-1)
 

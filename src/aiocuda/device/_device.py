@@ -81,6 +81,7 @@ class Device(Owner):
         self.memory: DeviceMemory = resources.memory  #: its allocator
         self._owns_driver = owns_driver
         self._streams_before = driver.statistics()["streams_created"]
+        self._waited_before = resources.waiting_calls.waited
         self._resources = resources
         self._scope = Scope(
             repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left,
@@ -299,6 +300,7 @@ class Device(Owner):
         ended = counts["resolved"] + counts["failed"] + counts["abandoned"]
         return DeviceStatistics(
             in_flight=counts["submitted"] - ended,
+            driver_calls_waited=self._resources.waiting_calls.waited - self._waited_before,
             streams=self._resources.device_state.streams,
             streams_created=driver["streams_created"] - self._streams_before,
             events=driver["events"],

@@ -162,7 +162,7 @@ class DeviceStreams:
             self._close_after_work(queue)
         elif not self._loop_states.lists(queue) and self._driver.fault is None:
             with contextlib.suppress(ClosedError):  # the driver was closed with its device
-                self._driver.stream_destroy(queue.handle)
+                self._device_state.destroy_stream(queue.handle)
 
     def forget_dropped(self, loop_state: LoopState) -> None:
         """Forget idle imported streams that the program does not hold any more. Their owners destroy them."""
@@ -183,7 +183,7 @@ class DeviceStreams:
             self._device_state.stream_opened(-1)
         self._memory.release(queue)
         if not queue.lent:
-            self._driver.stream_destroy(queue.handle)  # which only forgets an import
+            self._device_state.destroy_stream(queue.handle)
 
     def _close_after_work(self, queue: StreamQueue) -> None:
         """Destroy the stream when the device has finished its work. Until then its loop state watches it."""

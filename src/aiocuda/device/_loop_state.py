@@ -346,7 +346,7 @@ class LoopStates:
         self.park(region)  # until it is unlocked: the loop may be closed before
 
         def unlock() -> None:
-            driver.unpin(region.address)
+            region.unlock(driver)
             _parked.remove(region)
 
         try:

@@ -211,7 +211,6 @@ class _Opening:
             )  # fmt: skip
             resources = resources_of(device)
             resources.device_state.advises = self._advises
-            resources.device_state.budget.note_streams_ahead(self._streams_ahead)
             if self._check:
                 resources.check_with(Checker())
             try:
@@ -346,7 +345,7 @@ def open_device(
     streams_ahead
         The streams, with up to 24 for notifiers, that CUDA can create later without a wait: they are made here, and
         given back. A stream beyond them may wait for all running kernels, with the event loop and other threads that
-        launch; the log event ``stream_creation_waited`` reports it. 64 take 35 MB of device memory until the process
+        launch; the log event ``driver_call_waited`` reports it. 64 take 35 MB of device memory until the process
         ends, 256 take 143 MB, 0 makes none. Of several openings of a device, the greatest number counts.
 
     Raises

@@ -21,6 +21,7 @@ from ..completion._queue import Queue, own_queue
 from ..completion._reactor import Reactor
 from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue
+from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..kernels import Kernel
@@ -115,6 +116,7 @@ class DeviceResources:
         self.driver = device_state.driver
         self.index = device_state.device
         self.properties: DeviceProperties = device_state.properties
+        self.waiting_calls = WaitingCalls.of(self.driver)  #: its calls that may wait for running kernels
         exports = Exports(device_state, lambda handle: self.imports.queue_of(handle))
         self.pinned_pool = PinnedPool(device_state, exports)
         self.memory = DeviceMemory(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from .._base._checks import is_coroutine_function, is_function
 from .._base._mistakes import keyword_only, keywords, lacks
+from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, converters
@@ -279,7 +280,7 @@ class Kernel:
                 program = self._program(driver, device)
                 if program.host is not None:
                     program = dataclasses.replace(program, host=_without_loop(program.host))
-                handles[device] = driver.load(device, program)
+                handles[device] = WaitingCalls.of(driver).run("cuKernelGetFunction", driver.load, device, program)
                 self._origins.setdefault(driver, {})[device] = self._origin(driver, device)
             return handles[device]
 

@@ -407,7 +407,7 @@ class DeviceMemory(MemoryFields):
         for address in list(self.live):
             self._free_at_close(reactor, address)
         if self._own_stream is not None:
-            self.driver.stream_destroy(self._own_stream)
+            self.device_state.destroy_stream(self._own_stream)
             self._own_stream = None
 
         def give_back() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion._idle_moment import IDLE_SECONDS, IdleJob, log_not_idle
+from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Advice
 from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
 from ._block import Block, DroppedBlock, ExternalUse
@@ -201,7 +202,8 @@ class ManagedPool:
         if address is not None:
             return address
         try:
-            address = self.driver.managed_allocate(self.device_state.device, size)
+            allocate = self.driver.managed_allocate
+            address = WaitingCalls.of(self.driver).run("cuMemAllocManaged", allocate, self.device_state.device, size)
         except DeviceOutOfMemory as error:
             self.sweep(reactor)
             address = self._kept(size)
@@ -341,7 +343,7 @@ class ManagedPool:
 
     def _free(self, address: int) -> None:
         if self._sizes.pop(address, None) is not None:
-            self.driver.managed_deallocate(address)
+            WaitingCalls.of(self.driver).run("cuMemFree", self.driver.managed_deallocate, address)
 
     def trim(self, keep: int = 0) -> None:
         """Free kept memory beyond ``keep`` bytes, and little more. **May block**: for a worker thread."""

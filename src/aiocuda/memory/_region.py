@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._base._failure import Failure, raisable
 from .._base._wakeups import Wakes
+from ..completion._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from .._core import Operation
@@ -52,7 +53,7 @@ class Region:
     def lock(self, driver: Driver) -> None:
         """Page-lock the memory, then notify all waiters. On a worker thread: the loop may have been closed."""
         try:
-            driver.pin(self.address, self.nbytes)
+            WaitingCalls.of(driver).run("cuMemHostRegister", driver.pin, self.address, self.nbytes)
         except BaseException as error:
             self.error = raisable(error)
             raise
@@ -65,7 +66,7 @@ class Region:
         """End the lock, if the memory is locked. **May block**."""
         if self.locked:
             self.locked = False
-            driver.unpin(self.address)
+            WaitingCalls.of(driver).run("cuMemHostUnregister", driver.unpin, self.address)
 
     def when_locked(self, callback: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Call a function when the memory is locked or the lock has failed: on ``loop``, or on any thread if None."""

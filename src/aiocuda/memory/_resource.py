@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .._base._checks import as_integer
 from ..completion._stream_queue import is_captured
+from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError
 
@@ -120,7 +121,7 @@ class PoolResource:
 
     def trim(self, keep: int = 0) -> None:
         """Give unused memory back to the device, except ``keep`` bytes. **May block.** ``cuMemPoolTrimTo``."""
-        self.driver.pool_trim(self.device, keep)
+        WaitingCalls.of(self.driver).run("cuMemPoolTrimTo", self.driver.pool_trim, self.device, keep)
 
     def release(self, stream: int) -> None:
         """Do nothing: the pool keeps no memory for single streams."""

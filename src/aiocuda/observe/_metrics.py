@@ -97,6 +97,10 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("notifications", "notifications", "Notifications of events and finished jobs that loops have read."),
         _counter("watchdog_wakes", "watchdog_wakes", "Ticks of the watchdog."),
         _counter("lost_wakes", "lost_wakes", "Notifiers that did not report a finished event."),
+        _counter(
+            "driver_calls_waited", "driver_calls_waited",
+            "Calls of the driver that have taken more than 20 ms beside unfinished work, for all its devices.",
+        ),
         _gauge("streams", "streams_open", "Open streams."),
         _counter("streams_created", "streams_created", "CUDA streams that the driver has created."),
         _gauge("events", "driver_events", "Events of the driver, for all its devices."),

@@ -26,8 +26,8 @@ _ARROWS: Final = ("wait", "await", "batch")
 #: The colours of all kinds: of operations, of the host and of requests.
 _COLOURS: Final = {
     **COLOURS, "iteration": "#7a8794", "blocked": "#d0453e", "await": "#3f7fc4", "worker": "#8a6fb0",
-    "batch": "#2f7f9e", "queued": "#d9bb4e", "answered": "#4a9e8e", "failed": "#b02a5b", "expired": "#a8521c",
-    "cancelled": "#8d8798",
+    "driver call": "#a04a7d", "batch": "#2f7f9e", "queued": "#d9bb4e", "answered": "#4a9e8e", "failed": "#b02a5b",
+    "expired": "#a8521c", "cancelled": "#8d8798",
 }  # fmt: skip
 
 _PLACES: Final = re.compile("@(TITLE|POLICY|DATA)@")

@@ -18,6 +18,7 @@ __all__ = [
     "Request",
     "Resume",
     "TimelineSpan",
+    "WaitedCall",
     "kept",
     "merged",
     "offsets_us",
@@ -70,6 +71,15 @@ class HostSlice(NamedTuple):
     name: str
     start: float
     end: float
+
+
+class WaitedCall(NamedTuple):
+    """A call of the driver that took more than 20 ms beside unfinished work. Times are seconds of its clock."""
+
+    name: str  #: CUDA's function
+    start: float
+    end: float
+    running: str  #: the oldest unfinished operations of some streams
 
 
 class Resume(NamedTuple):
@@ -146,6 +156,8 @@ class Recording:
         The largest error of ``host_zero``, in microseconds.
     batches, requests
         The batches of the device's batchers, and their requests, in the order of their ends.
+    calls
+        The calls of the driver that have waited, of all its devices.
     """
 
     device: str
@@ -157,6 +169,7 @@ class Recording:
     accuracy_us: float = 0.0
     batches: Sequence[Batch] = ()
     requests: Sequence[Request] = ()
+    calls: Sequence[WaitedCall] = ()
 
     def microseconds(self, seconds: float) -> float:
         """Return a time of the driver's clock on the axis of the device times."""

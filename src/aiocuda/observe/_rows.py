@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from ._recording import Batch, Blocked, LoopRecord, Recording, Request, TimelineSpan, offsets_us
+from ._recording import Batch, Blocked, LoopRecord, Recording, Request, TimelineSpan, WaitedCall, offsets_us
 
 __all__ = ["Arrow", "Part", "Row", "Rows", "Slice", "rows_of"]
 
@@ -99,8 +99,9 @@ def rows_of(recordings: Sequence[Recording]) -> Rows:
         _add_streams(rows, number, recording.spans)
         several = len(recording.loops) > 1
         for index, loop in enumerate(recording.loops, 1):
-            _add_loop(rows, number, loop, f" {index}" if several else "")
+            _add_loop(rows, number, loop, recording.calls, f" {index}" if several else "")
         _add_workers(rows, number, recording)
+        _add_calls(rows, number, recording.calls)
         _add_batchers(rows, number, recording)
     places: dict[Hashable, int] = {each.key: place for place, each in enumerate(rows.slices) if each.key is not None}
     _separate(rows, places)
@@ -128,10 +129,10 @@ def _add_streams(rows: Rows, number: int, spans: Sequence[TimelineSpan]) -> None
         rows.add(name, number, Part.STREAMS, slices)
 
 
-def _add_loop(rows: Rows, number: int, loop: LoopRecord, suffix: str) -> None:
+def _add_loop(rows: Rows, number: int, loop: LoopRecord, calls: Sequence[WaitedCall], suffix: str) -> None:
     at = rows.clock(number)
     iterations = [Slice("iteration", "iteration", at(start), at(end)) for start, end in loop.iterations]
-    blocked = [_blocked_slice(each, at(each.start), at(each.end)) for each in loop.blocked]
+    blocked = [_blocked_slice(each, at(each.start), at(each.end), calls) for each in loop.blocked]
     resumes = []
     for each in loop.resumes:
         end = iterations[each.iteration].end if each.iteration < len(iterations) else 0
@@ -143,10 +144,14 @@ def _add_loop(rows: Rows, number: int, loop: LoopRecord, suffix: str) -> None:
     rows.add(f"awaits{suffix}", number, Part.HOST, resumes)
 
 
-def _blocked_slice(blocked: Blocked, start: int, end: int) -> Slice:
+def _blocked_slice(blocked: Blocked, start: int, end: int, calls: Sequence[WaitedCall]) -> Slice:
+    """Return the slice of a blocked iteration, with the call of the driver that took most of its time."""
+    half = (blocked.end - blocked.start) / 2
+    inside = (each for each in calls if min(each.end, blocked.end) - max(each.start, blocked.start) > half)
+    details: tuple[tuple[str, str], ...] = tuple(("driver call", each.name) for each in inside)
     if blocked.callback is None or blocked.line is None:
-        return Slice("blocked", "blocked", start, end)
-    details = (("callback", blocked.callback), ("line", blocked.line))
+        return Slice("blocked", "blocked", start, end, details=details)
+    details = (("callback", blocked.callback), ("line", blocked.line), *details[:1])
     return Slice("blocked", f"blocked by {blocked.line}", start, end, details=details)
 
 
@@ -157,6 +162,16 @@ def _add_workers(rows: Rows, number: int, recording: Recording) -> None:
         by_thread.setdefault(job.thread, []).append(Slice("worker", job.name, at(job.start), at(job.end)))
     for index, slices in enumerate(by_thread.values(), 1):
         rows.add(f"worker {index}", number, Part.HOST, sorted(slices, key=lambda each: each.start))
+
+
+def _add_calls(rows: Rows, number: int, calls: Sequence[WaitedCall]) -> None:
+    at = rows.clock(number)
+    groups = [
+        (Slice("driver call", each.name, at(each.start), at(each.end), details=(("running", each.running),)),)
+        for each in calls
+    ]
+    for lane, slices in enumerate(_lanes(groups)):
+        rows.add("driver calls that waited", number, Part.HOST, slices, lane)
 
 
 def _add_batchers(rows: Rows, number: int, recording: Recording) -> None:

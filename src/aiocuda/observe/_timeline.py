@@ -18,7 +18,7 @@ from ._drawing import draw
 from ._listener import DeviceListener
 from ._loop_monitor import LoopMonitor
 from ._page import page_of
-from ._recording import HostSlice, Recording, TimelineSpan
+from ._recording import HostSlice, Recording, TimelineSpan, WaitedCall
 from ._request_log import End, RequestLog
 from ._trace import trace, trace_of
 
@@ -47,10 +47,11 @@ class Timeline(DeviceListener):
     block, the timeline waits for the operations of this event loop.
 
     The timeline also records the host: iterations of the event loops in which operations begin or end, iterations that
-    block a loop for more than 5 ms, the awaits that operations resume, jobs of the device's worker threads, and the
-    numbers of operations and bytes. An iteration that blocks for 15 ms or more has the line at which it was seen, as in
-    the log event ``loop_blocked``. Host times are put on the axis of the device times as late as causality allows, so
-    that no operation ends after the await that it resumed; their error is at most `accuracy_us`.
+    block a loop for more than 5 ms, the awaits that operations resume, jobs of the device's worker threads, calls of
+    the driver that took more than 20 ms beside unfinished work, and the numbers of operations and bytes. An iteration
+    that blocks for 15 ms or more has the line at which it was seen, and the call of the driver, as in the log event
+    ``loop_blocked``. Host times are put on the axis of the device times as late as causality allows, so that no
+    operation ends after the await that it resumed; their error is at most `accuracy_us`.
 
     Of each `aiocuda.serving.MicroBatcher` with this device, it records the batches, and the requests that are submitted
     and get their outcome in the block: from the call of ``submit`` until the batch is formed, and from there until the
@@ -87,8 +88,9 @@ class Timeline(DeviceListener):
         self._on_host: dict[Queue, int] = {}
         self._counters: dict[str, list[tuple[float, int]]] = {}
         self._monitors: dict[asyncio.AbstractEventLoop, LoopMonitor] = {}
-        self._watched: list[Callable[[], None]] = []  # functions that end the watch of worker threads
+        self._watched: list[Callable[[], None]] = []  # functions that end the watch of worker threads and of calls
         self._jobs: list[HostSlice] = []
+        self._calls: list[WaitedCall] = []
         self._requests: RequestLog | None = None
         self._clock: Callable[[], float] = device.driver.now
         self._began = 0.0
@@ -112,6 +114,9 @@ class Timeline(DeviceListener):
             self._base = base  # operations that finish before this are not part of the block
             self._requests = RequestLog(self._touch, self._seen)
             self._monitor()
+            calls = resources_of(self.device).waiting_calls
+            calls.watch(self._on_call)
+            self._watched.append(functools.partial(calls.unwatch, self._on_call))
             self._listening = listening.pop_all()
         return self
 
@@ -128,7 +133,7 @@ class Timeline(DeviceListener):
     def _forget(self) -> None:
         """Begin anew: times of another block have another zero."""
         self.spans, self.untimed = [], 0
-        self._counters, self._jobs, self._monitors, self._requests = {}, [], {}, None
+        self._counters, self._jobs, self._calls, self._monitors, self._requests = {}, [], [], {}, None
         self._forget_unfinished()
 
     def _forget_unfinished(self) -> None:
@@ -258,6 +263,10 @@ class Timeline(DeviceListener):
         """Note a job. A worker thread calls it."""
         self._jobs.append(HostSlice(threading.get_ident(), name, start, end))
 
+    def _on_call(self, call: tuple[str, float, float, str]) -> None:
+        """Note a call of the driver that has waited. Any thread calls it."""
+        self._calls.append(WaitedCall(*call))
+
     def _on_beat(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
         """Count the operations that wait on the host: no hook is called when they begin to."""
         loop_state = resources_of(self.device).loop_states.get(loop)
@@ -292,6 +301,7 @@ class Timeline(DeviceListener):
             self.accuracy_us,
             batches,
             requests,
+            tuple(self._calls),
         )
 
     def to_svg(self, title: str | None = None) -> str:
@@ -322,10 +332,11 @@ class Timeline(DeviceListener):
         ends after the next one begins is cut there: the overlap is an error of the timing events' resolution.
 
         Arrows (flows) lead from an operation to a wait for it, and to the await that it resumed. The process of the
-        host has threads for event loops, their blocked iterations, awaits and worker threads, and counters of the
-        operations in flight, the operations that wait on the host, and the device memory in use. A third process has
-        the batches of batchers and as many threads as there are requests at a time. A request is a slice ``queued``,
-        with a flow to its batch, and one with the name of its outcome.
+        host has threads for event loops, their blocked iterations, awaits, worker threads and the calls of the driver
+        that have waited for running work, and counters of the operations in flight, the operations that wait on the
+        host, and the device memory in use. A third process has the batches of batchers and as many threads as there are
+        requests at a time. A request is a slice ``queued``, with a flow to its batch, and one with the name of its
+        outcome.
         """
         return trace_of([self.recording()])
 

@@ -1,0 +1,39 @@
+"""The reactors of one driver, and the work that they know to be unfinished."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .._core import INTERNAL
+from ..driver.protocol import Driver
+
+if TYPE_CHECKING:
+    from ._reactor import Reactor
+    from ._stream_operation import StreamOperation
+
+__all__ = ["oldest_unfinished", "reactors_of"]
+
+
+def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
+    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
+    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
+    return reactors
+
+
+def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
+    """Return the oldest unfinished operation of each stream of a driver, for at most ``most`` streams. Any thread.
+
+    An operation that waits on the host does not count. One that the device has finished counts until its loop has seen
+    the end: no query is made.
+    """
+    found: list[StreamOperation[Any]] = []
+    for known in list(reactors_of(driver)):
+        reactor = known()
+        for queue in () if reactor is None else list(reactor.queues):
+            pending = list(queue.pending)
+            if pending:
+                found.append(next((each for each in pending if each.kind is not INTERNAL), pending[0]))
+            if len(found) == most:
+                return found
+    return found

@@ -1,0 +1,130 @@
+"""WaitingCalls: the calls of one driver that may wait for running kernels, and hold the launches of other threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from .._base._label import shown
+from .._base._log import log
+from .._core import Operation
+from ..driver.protocol import Driver
+from ._reactors import oldest_unfinished
+
+__all__ = ["CURES", "LONG", "WaitingCall", "WaitingCalls"]
+
+T = TypeVar("T")
+
+#: Seconds. A longer call has waited, or has held the launches of other threads for as long.
+LONG: Final = 0.02
+
+#: Running operations that are named.
+MOST_NAMED: Final = 4
+
+#: Long calls that are kept.
+MOST_KEPT: Final = 64
+
+#: What a program can do about each call, by the name of CUDA's function.
+CURES: Final[Mapping[str, str]] = {
+    "cuMemHostRegister": "lock host memory before the work begins, and keep it: device.pinned(...), device.pin(array)",
+    "cuMemHostUnregister": "end `async with device.pin(array)` when no kernel runs, or copy through device.pinned(...)",
+    "cuMemAllocManaged": "allocate unified memory before the work begins, and keep it",
+    "cuMemFree": "keep unified memory, or free it when no kernel runs",
+    "cuKernelGetFunction": "load kernels before the work begins, by `await device.load(kernel)`",
+    "cuStreamCreateWithPriority": "pass open_device(streams_ahead=...) the number of streams that live at one time",
+    "cuStreamDestroy": "keep streams, for example in a StreamPool, or close them when no kernel runs",
+    "cuMemPoolTrimTo": "trim memory when no kernel runs",
+}
+
+
+class WaitingCall(NamedTuple):
+    """A call that has taken longer than `LONG` while work was unfinished. Times are seconds of the driver's clock."""
+
+    name: str
+    start: float
+    end: float
+    running: str  #: the oldest unfinished operations of some streams
+
+
+#: Called with a call that has waited, on its thread.
+CallWatch: TypeAlias = Callable[[WaitingCall], object]
+
+
+class WaitingCalls:
+    """The calls of one driver that may wait for running kernels: those in progress, and those that have waited.
+
+    Attributes
+    ----------
+    waited : int
+        Calls that have taken longer than `LONG` while a device of the driver had unfinished work.
+    """
+
+    __slots__ = ("__weakref__", "_driver", "_in_progress", "_long", "_watches", "waited")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._in_progress: dict[object, tuple[str, float]] = {}  # the name and the start of each
+        self._long: deque[tuple[str, float, float]] = deque(maxlen=MOST_KEPT)  # with the end, also if no work ran
+        self._watches: tuple[CallWatch, ...] = ()
+        self.waited = 0
+
+    @classmethod
+    def of(cls, driver: Driver) -> WaitingCalls:
+        """Return the calls of a driver."""
+        calls: WaitingCalls | None = driver.registry.get("waiting calls")
+        return driver.registry.setdefault("waiting calls", cls(driver)) if calls is None else calls
+
+    def run(self, name: str, call: Callable[..., T], *arguments: object) -> T:
+        """Make a call of the driver, and return its result. ``name`` is a key of `CURES`. Any thread."""
+        running = oldest_unfinished(self._driver, MOST_NAMED)
+        start = self._driver.now()
+        key = object()
+        try:
+            self._in_progress[key] = name, start
+            return call(*arguments)
+        finally:
+            self._in_progress.pop(key, None)
+            end = self._driver.now()
+            if end - start > LONG:
+                self._long.append((name, start, end))
+                self._note(name, start, end, running or oldest_unfinished(self._driver, MOST_NAMED))
+
+    def _note(self, name: str, start: float, end: float, running: Sequence[Operation[Any]]) -> None:
+        """Count, log and report a long call, if work was unfinished at its start or at its end."""
+        if not running:
+            return
+        self.waited += 1
+        call = WaitingCall(name, start, end, ", ".join(map(_described, running)))
+        for watch in self._watches:
+            watch(call)
+        try:
+            log(
+                "warning", "driver_call_waited", call=name, seconds=round(end - start, 3), running=call.running,
+                cure=CURES[name],
+            )  # fmt: skip
+        except Exception:  # noqa: BLE001 - a filter of the application has failed, on a thread without a loop
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+    def watch(self, watch: CallWatch) -> None:
+        """Call ``watch(call)`` with each call that has waited, on its thread, until `unwatch`. It must not raise."""
+        self._watches = (*self._watches, watch)
+
+    def unwatch(self, watch: CallWatch) -> None:
+        """End a `watch`. Does nothing if it has ended."""
+        self._watches = tuple(each for each in self._watches if each != watch)
+
+    def longest(self, start: float, end: float) -> str | None:
+        """Return the call that has taken more than half of the time between two times; None if there is none."""
+        calls = [*self._long, *((name, begun, end) for name, begun in list(self._in_progress.values()))]
+        inside = [(min(ended, end) - max(begun, start), name) for name, begun, ended in calls]
+        seconds, found = max(inside, default=(0.0, ""))
+        return found if seconds > (end - start) / 2 else None
+
+
+def _described(operation: Operation[Any]) -> str:
+    """Return the kernel or the kind of an operation, its label and its stream."""
+    name, label = operation.kernel or operation.kind, operation.label
+    return f"{name} {'' if label is None else shown(label) + ' '}on {operation.stream_name}"
