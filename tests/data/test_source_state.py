@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import random
 import threading
@@ -412,6 +413,19 @@ def test_a_plain_loop_gets_what_the_source_raises() -> None:
 # -- random programs -------------------------------------------------------------------------------------------------
 
 
+async def state_of(batches: Any) -> Any:
+    """The state. After a cancelled request, the source may still be being opened."""
+    found: list[Any] = []
+
+    def take() -> list[Any]:
+        with contextlib.suppress(BusyError):
+            found.append(batches.state_dict())
+        return found
+
+    await until(take, "the state")
+    return found[0]
+
+
 async def at_random(device: Device, kind: Any, chance: random.Random) -> list[int]:
     """Take two epochs, with breaks, cancelled requests, new blocks, and new sources from the saved state."""
     found: list[int] = []
@@ -436,7 +450,7 @@ async def at_random(device: Device, kind: Any, chance: random.Random) -> list[in
                     found += await some(batches, chance.randint(1, EPOCH + 1))
                 if len(found) >= 2 * EPOCH:
                     break
-            saved = pickle.dumps(batches.state_dict())
+            saved = pickle.dumps(await state_of(batches))
         if chance.random() < 0.5 or not isinstance(read, OnSource):
             read = kind()  # another process
         elif len(found) > before:
