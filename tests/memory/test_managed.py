@@ -20,8 +20,21 @@ from aiocuda import (
     Stream,
     UnifiedBuffer,
 )
+from aiocuda.device._resources import resources_of
 from aiocuda.memory import _managed
-from tests.helpers import PATIENCE, Latch, Peer, Reports, in_thread, open_peer, quickly, turns, until
+from tests.helpers import (
+    PATIENCE,
+    Latch,
+    Peer,
+    Reports,
+    block_until,
+    in_thread,
+    jobs_done,
+    open_peer,
+    quickly,
+    turns,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -150,6 +163,20 @@ def free_several(device: Device, count: int) -> None:
     for buffer in [device.unified(4096, np.uint8) for _ in range(count)]:
         buffer.free()
     device.memory.look()
+
+
+async def test_what_comes_after_the_last_look_of_the_thread_is_freed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_managed, "MOST_IDLE", 4096)
+    async with open_peer() as (peer, device):
+        jobs = resources_of(device).loop_states.here().reactor.jobs
+        await jobs_done(device)
+        free_several(device, 3)
+        while not len(jobs):
+            await asyncio.sleep(0)
+        block_until(lambda: not jobs.running, "the end of the thread's work")
+        free_several(device, 2)  # the loop has not received that end
+        await until(lambda: device.memory.managed.idle_bytes == 4096, "the frees")
+        assert peer.calls["managed_deallocate"] >= 3
 
 
 async def test_what_is_too_much_to_keep_is_freed_when_no_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:

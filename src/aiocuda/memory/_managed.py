@@ -320,8 +320,10 @@ class ManagedPool:
 
             def freed(result: None, error: BaseException | None, was_idle: bool) -> None:
                 reactor.jobs.report_unawaited(result, error)
-                if error is None and not was_idle:
-                    log_not_idle(self.device_state, "unified memory")
+                if error is None:
+                    self._free_excess(reactor)  # what came after the thread's last look
+                    if not was_idle:
+                        log_not_idle(self.device_state, "unified memory")
 
             self._freeing = reactor.idle_moments.start(lambda: self.trim(MOST_IDLE), freed, IDLE_SECONDS)
         if excess > MOST_IDLE:
