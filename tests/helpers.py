@@ -24,6 +24,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import Device, DeviceFault, DriverError, Kernel, Stream
+from aiocuda._base import _host_use
 from aiocuda._base._fault_watch import FaultWatch
 from aiocuda._base._faults import FAULTS
 from aiocuda._base._types import DeviceProperties, Dim3
@@ -101,6 +102,13 @@ def no_blocking_calls() -> Iterator[None]:
 
     with blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]):
         yield
+
+
+@pytest.fixture
+def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe the GIL from the start of a run or an epoch, for a tenth of a second."""
+    monkeypatch.setattr(_host_use, "PROBE_AFTER", 0.0)
+    monkeypatch.setattr(_host_use, "PROBE_SECONDS", 0.1)
 
 
 class FaultListener(FaultWatch):

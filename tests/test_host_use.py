@@ -1,201 +1,188 @@
-"""HostUse: the processor time of the process, and the share of the time for which the GIL is taken."""
+"""HostUse: time on a processor, queued for one, and waiting for the GIL. The processors that a process may use."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import ctypes
-import gc
+import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aiocuda._base import _host_use
-from aiocuda._base._host_use import HostLoad, HostUse, _sampler, thread_clock
-from tests.helpers import block_until, in_a_child
+from aiocuda._base import _host_use, _thread_times
+from aiocuda._base._host_use import HostLoad, HostUse
+from aiocuda._base._processor import processors, throttled_periods
+from aiocuda._base._thread_times import ThreadTimes, thread_clock, thread_times
+from aiocuda.testing import SimulatedLoop
+from tests.helpers import block_until, in_a_child, in_thread
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the GIL is sampled on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these times are known on Linux only")
 
 #: It sleeps with the GIL, so no busy processor changes the result.
 _keep_gil = ctypes.PyDLL(None).usleep
 
 
-def samplers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "aiocuda-gil-samples"]
+def probes() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "aiocuda-gil-probe"]
 
 
-@contextlib.contextmanager
-def thread(work: Callable[[], object]) -> Iterator[None]:
-    """A thread that calls a function again and again."""
-    stop = threading.Event()
+def test_thread_beside_a_program_on_its_processor_is_queued() -> None:
+    mine = os.sched_getaffinity(0)
+    processor = {min(mine)}
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as program:
+        try:
+            os.sched_setaffinity(program.pid, processor)
+            os.sched_setaffinity(0, processor)
+            began = thread_times()
+            block_until(lambda: sum(range(100_000)) and thread_times().minus(began).queued >= 0.02)
+        finally:
+            os.sched_setaffinity(0, mine)
+            program.kill()
+    spent = thread_times().minus(began)
+    assert spent.cpu > 0
+    assert spent.cpu + spent.queued <= spent.seconds + 0.01
 
-    def run() -> None:
-        while not stop.is_set():
-            work()
 
-    running = threading.Thread(target=run)
-    running.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        running.join()
+def test_thread_has_its_file_open_until_it_ends_and_a_forked_child_its_own() -> None:
+    def own_file() -> str:
+        thread_times()
+        return os.readlink(f"/proc/self/fd/{_thread_times._own.schedstat._descriptor}")
+
+    def files() -> set[str]:
+        return {os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+
+    async def main() -> str:
+        return own_file()
+
+    file, mine = in_thread(main), own_file()
+    block_until(lambda: file not in files())
+    assert mine in files()
+    own, child = in_a_child(lambda: f"{own_file()} {os.getpid()}").split()
+    assert own.startswith(f"/proc/{child}/")
 
 
-def measured(samples: int = 8) -> HostLoad:
-    """What a few samples show."""
+def test_system_without_the_file_counts_no_queues_and_probes_no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(_thread_times, "_own", threading.local())
+
+    async def main() -> None:
+        use = HostUse()
+        use.start(asyncio.get_running_loop())
+        await asyncio.sleep(5.0)
+        assert not probes()
+        assert use.load().own_queued == thread_times().queued == 0
+        assert use.load().gil_share is None
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+    assert thread_clock(time.monotonic) is thread_times
+    assert thread_clock(lambda: 1.0)() == ThreadTimes(1.0, 1.0, 0.0)  # virtual time
+
+
+def test_times_of_several_measurements_add_up_until_they_are_reset() -> None:
     use = HostUse()
-    use.start(with_gil=True)
-    before = _sampler.counts[0]
-    block_until(lambda: _sampler.counts[0] >= before + samples)
+    use.start(None)
+    block_until(lambda: sum(range(10_000)) and use.load().own_cpu > 0)
     use.stop()
-    return use.load()
+    first = use.load()
+    assert first.cpu > 0
+    assert use.load() == first  # it has stopped
+    use.start(None)
+    use.stop()
+    assert use.load().seconds > first.seconds
+    use.reset()
+    assert use.load() == HostLoad()
+
+
+def test_probe_begins_in_the_fourth_second_of_a_measurement_and_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host_use, "PROBE_SECONDS", 60.0)
+
+    async def main() -> None:
+        use, loop = HostUse(), asyncio.get_running_loop()
+        for _ in range(3):  # short measurements: no probe
+            use.start(loop)
+            await asyncio.sleep(2.9)
+            use.stop()
+            await asyncio.sleep(2.9)
+        assert not probes()
+        use.start(loop)
+        await asyncio.sleep(3.1)
+        assert len(probes()) == 1
+        use.reset()  # it begins again
+        block_until(lambda: not probes())
+        await asyncio.sleep(2.9)
+        assert not probes()
+        assert use.load().gil_share is None
+        monkeypatch.setattr(_host_use, "PROBE_SECONDS", 0.05)
+        await asyncio.sleep(0.2)
+        block_until(lambda: use.load().gil_share is not None)
+        use.stop()
+        use.start(loop)
+        await asyncio.sleep(5.0)
+        block_until(lambda: not probes())
+        assert use.load().gil_share is not None
+        use.reset()
+        assert use.load().gil_share is None
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+
+
+def probed(work: Callable[[], object]) -> float:
+    """The share of the GIL that a probe finds, beside a thread that calls a function again and again."""
+    use, ended = HostUse(), threading.Event()
+    running = threading.Thread(target=lambda: all(work() or True for _ in iter(ended.is_set, True)))
+    running.start()
+    use._probe.start()
+    block_until(lambda: use.load().gil_share is not None)
+    ended.set()
+    running.join()
+    return use.load().gil_share or 0.0
 
 
 @pytest.mark.slow
 def test_gil_that_a_thread_keeps_is_taken() -> None:
-    with thread(lambda: _keep_gil(20_000)):  # a sample at the end of one, which finds the GIL free, is rare
-        assert (measured(12).gil_share or 0.0) >= 0.6
+    # A request at the end of a call, which finds the GIL free, is rare.
+    assert probed(lambda: _keep_gil(20_000)) >= 0.6
 
 
 @pytest.mark.slow
 def test_gil_is_free_while_a_thread_waits() -> None:
-    with thread(lambda: time.sleep(0.003)):  # noqa: TID251 - it waits without the GIL
-        measurements = [measured(12).gil_share for _ in range(3)]
-    shares = [share for share in measurements if share is not None]
-    assert len(shares) == 3
-    assert min(shares) <= 0.4  # other processes delay this one
-
-
-@pytest.mark.slow
-def test_processor_time_is_that_of_all_threads_and_of_the_own_one() -> None:
-    use = HostUse()
-    use.start(with_gil=False)
-    with thread(lambda: sum(range(1000))):
-        until = time.thread_time() + 0.05
-        while time.thread_time() < until:
-            pass
-    use.stop()
-    first = use.load()
-    assert first.own_seconds >= 0.05
-    assert first.cpu_seconds >= first.own_seconds
-    assert first.wall_seconds >= 0.05
-    assert first.gil_share is None  # it was not asked for
-    assert use.load() == first  # it has stopped
-    use.start(with_gil=False)
-    use.stop()
-    assert use.load().own_seconds >= first.own_seconds  # several periods add up
-    use.reset()
-    assert use.load() == HostLoad(0.0, 0.0, 0.0, None)
-
-
-def test_a_few_samples_say_nothing() -> None:
-    use = HostUse()
-    use.start(with_gil=True)
-    assert use.load().gil_share is None
-    use.stop()
-    use.stop()
-
-
-@pytest.mark.slow
-def test_samples_end_with_the_last_user_and_the_thread_a_moment_later() -> None:
-    first, second = HostUse(), HostUse()
-    first.start(with_gil=True)
-    second.start(with_gil=True)
-    (thread,) = samplers()
-    first.stop()
-    before = _sampler.counts[0]
-    block_until(lambda: _sampler.counts[0] >= before + 2)
-    second.stop()
-    block_until(lambda: not _sampler.is_at_work)
-    first.start(with_gil=True)
-    block_until(lambda: _sampler.is_at_work)
-    assert samplers() == [thread]  # it has waited for another use
-    del first
-    gc.collect()
-    block_until(lambda: not _sampler.is_at_work)  # the user was dropped
-    block_until(lambda: not samplers())
-    second.start(with_gil=True)  # another thread
-    block_until(lambda: _sampler.is_at_work)
-    assert samplers() != [thread]
-    second.stop()
-
-
-@pytest.mark.slow
-def test_forked_child_has_a_thread_of_its_own() -> None:
-    use = HostUse()
-    use.start(with_gil=True)
-
-    def tell() -> str:
-        before = len(samplers())
-        return f"{before} {measured(6).gil_share is not None}"
-
-    try:
-        assert in_a_child(tell) == "0 True"
-    finally:
-        use.stop()
-
-
-@pytest.mark.slow
-def test_system_without_timers_measures_no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_host_use, "_create", None)
-    block_until(lambda: not samplers())
-    use = HostUse()
-    use.start(with_gil=True)
-    assert not samplers()
-    use.stop()
-    assert use.load().gil_share is None
-
-
-@pytest.mark.slow
-def test_system_without_descriptors_measures_no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
-    block_until(lambda: not samplers())
-    monkeypatch.setattr(_host_use, "_create", lambda clock, flags: -1)
-    use = HostUse()
-    use.start(with_gil=True)
-    block_until(lambda: not samplers())
-    use.stop()
-    assert use.load().gil_share is None
-
-
-@pytest.mark.slow
-def test_system_without_threads_measures_no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    block_until(lambda: not samplers())
-    use = HostUse()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        use.start(with_gil=True)
-    use.stop()
-    assert use.load().gil_share is None
-    other = HostUse()
-    other.start(with_gil=True)
-    assert len(samplers()) == 1
-    other.stop()
+    # Other processes delay this one.
+    assert min(probed(lambda: time.sleep(0.003)) for _ in range(3)) <= 0.4  # noqa: TID251 - it waits without the GIL
 
 
 @pytest.mark.parametrize(
-    ("load", "seconds", "share"),
+    ("groups", "files", "quota", "periods"),
     [
-        (HostLoad(1.0, 1.0, 0.1, 0.95), 0.9, 0.85),  # Python code, and little else
-        (HostLoad(1.0, 3.0, 0.1, 0.1), 2.9, 0.0),  # native code on three processors
-        (HostLoad(1.0, 2.0, 1.0, 1.0), 1.0, 0.0),  # the other threads have had it
-        (HostLoad(1.0, 0.5, 0.05, 0.9), 0.45, 0.81),  # busy processors: it is shared as the processor time is
-        (HostLoad(1.0, 0.1, 0.1, 0.9), 0.0, 0.0),
-        (HostLoad(1.0, 1.0, 0.1, None), 0.9, 0.0),
+        ("0::/", {}, None, (0, 0)),
+        ("0::/", {"cpu.max": "max 100000"}, None, (0, 0)),
+        ("0::/", {"cpu.max": "250000 100000", "cpu.stat": "usage_usec 7\nnr_periods 8\nnr_throttled 2"}, 2, (8, 2)),
+        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 1, (0, 0)),
+        ("1:name=x:/c\n2:cpu,cpuacct:/c", {"cpu/c/cpu.cfs_quota_us": "-1"}, None, (0, 0)),
+        (
+            "2:cpu,cpuacct:/c",
+            {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000", "cpu/cpu.stat": "nr_periods 1"},
+            3, (1, 0),
+        ),
     ],
-)
-def test_share_of_the_gil_of_some_threads(load: HostLoad, seconds: float, share: float) -> None:
-    assert load.gil_share_of(seconds) == pytest.approx(share)
-
-
-def test_virtual_time_is_its_own_processor_time() -> None:
-    def virtual() -> float:
-        return 1.0
-
-    assert thread_clock(virtual) is virtual
-    assert thread_clock(time.monotonic) is time.thread_time
+)  # fmt: skip
+def test_processors_are_at_most_the_quota_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], quota: int | None,
+    periods: tuple[int, int],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert processors(tmp_path) == (quota or 64)
+    assert throttled_periods(tmp_path) == periods

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device
-from aiocuda._base._host_use import _sampler
-from aiocuda.data import DataLoader, LoaderAdvice, LoaderStats, sync_loader
-from aiocuda.data._limits import MOST_GROWTH, limit_of
-from aiocuda.data._statistics import advise, times_of
+from aiocuda._base._processor import processors
+from aiocuda.data import DataLoader, LoaderAdvice, LoaderStats
+from aiocuda.data._advice import MOST_GROWTH, advise, part_limit_of
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.data.decoders import FIELDS, computes_in_python, computes_natively, keeps_gil, waits
-from tests.helpers import until
+from tests.helpers import quick_probe
+
+__all__ = ["quick_probe"]
 
 #: Following advice makes a loader at least so many times as fast if it says that something helps, and never slower.
 HELPS = 1.3
@@ -52,104 +56,54 @@ async def load(device: Device, samples: int, consumer: Callable[[Any], Awaitable
         return Run(count / (device.driver.now() - began), loader.statistics(), loader.advice())
 
 
-async def load_until(is_expected: Callable[[Run], bool], device: Device, samples: int, **options: Any) -> Run:
-    """Load until a run is as expected, at most five times: other programs use the processors, too."""
-    for _ in range(5):
-        run = await load(device, samples, **options)
-        if is_expected(run):
-            break
-    return run
-
-
 def followed(advice: LoaderAdvice, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the advised ones."""
     return {**options, "workers": advice.workers, "prefetch": advice.prefetch, "executor": advice.executor}
 
 
-async def gain(device: Device, samples: int, options: dict[str, Any], changed: dict[str, Any], least: float) -> float:
-    """How many times as fast the changed arguments are.
+async def follow(device: Device, samples: int, words: str, options: dict[str, Any], least: float) -> Run:
+    """Follow the advice, which has these words, and return the run before. Again, while that helps too little.
 
-    Other programs use the processors, too. So there are more runs of both, in turn, while it is not ``least``.
+    Other programs use the processors, too.
     """
-    found = 0.0
     for _ in range(5):
-        before, after = await load(device, samples, **options), await load(device, samples, **changed)
-        found = max(found, after.rate / before.rate)
-        if found >= least:
+        before = await load(device, samples, **options)
+        after = await load(device, samples, **followed(before.advice, options))
+        if words in before.advice.why and after.rate >= least * before.rate:
             break
-    return found
+    assert words in before.advice.why
+    assert after.rate >= least * before.rate
+    return before
 
 
-# -- decoders that wait ----------------------------------------------------------------------------------------------
+# -- decoders ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.parametrize("batch_size", [1, 8])
-async def test_decoders_that_wait_get_more_workers_than_there_are_processors(device: Device, batch_size: int) -> None:
-    options: dict[str, Any] = {"decode": waits, "workers": 2, "batch_size": batch_size}
-    for _ in range(5):  # other programs use the processors, too
-        before = await load(device, 200, **options)
-        if before.advice.workers >= 8:
-            break
-    assert before.advice.workers >= 8
-    assert before.advice.executor == "thread"
+@pytest.mark.parametrize(("executor", "batch_size"), [("thread", 1), ("thread", 8), ("process", 8)])
+async def test_decoders_that_wait_get_more_workers_than_there_are_processors(
+    device: Device, executor: Any, batch_size: int
+) -> None:
+    options = {"decode": waits, "workers": 2, "batch_size": batch_size, "executor": executor}
+    words = "of its time: more workers= help, also more than there are processors"
+    before = await follow(device, 200, words, options, HELPS)
+    assert 4 <= before.advice.workers <= 2 * MOST_GROWTH[executor]
+    assert before.advice.executor == executor
     assert before.advice.prefetch * batch_size >= before.advice.workers
-    assert before.stats.decode_cpu_seconds <= 0.2 * before.stats.decode_seconds
-    assert "of its time: more workers= help, also more than there are processors" in before.advice.why
-    assert await gain(device, 200, options, followed(before.advice, options), HELPS) >= HELPS
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_processes_that_wait_get_more_workers_and_stay_processes(device: Device) -> None:
-    options: dict[str, Any] = {"decode": waits, "workers": 2, "executor": "process"}
-    before = await load(device, 200, **options)
-    assert 4 <= before.advice.workers <= 2 * MOST_GROWTH["process"]
-    assert before.advice.executor == "process"
-    assert await gain(device, 200, options, followed(before.advice, options), HELPS) >= HELPS
-
-
-# -- decoders that compute -------------------------------------------------------------------------------------------
+    assert 0 < before.stats.decode_cpu_seconds <= 0.2 * before.stats.decode_seconds
 
 
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.parametrize("workers", [1, 2, 14])
+@pytest.mark.usefixtures("quick_probe")
+@pytest.mark.parametrize("workers", [2, 14])
 async def test_decoders_that_share_the_gil_get_processes(device: Device, workers: int) -> None:
     options: dict[str, Any] = {"decode": keeps_gil, "workers": workers}
-    before = await load(device, 240, **options)
+    before = await follow(device, 320, "executor='process' ends these waits", options, HELPS)
     assert before.stats.bottleneck().name == "decode"
     assert before.advice.executor == "process"
-    assert before.advice.workers >= 2
-    assert "executor='process' ends these waits" in before.advice.why
-    assert await gain(device, 240, options, followed(before.advice, options), HELPS) >= HELPS
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.asyncio
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_decoders_in_python_get_processes(device: Device, workers: int) -> None:
-    options: dict[str, Any] = {"decode": computes_in_python, "workers": workers}
-    advice = (await load_until(lambda run: run.advice.executor == "process", device, 300, **options)).advice
-    assert advice.executor == "process"
-    assert await gain(device, 300, options, followed(advice, options), NO_SLOWER) >= NO_SLOWER
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_decoders_without_the_gil_get_a_thread_for_each_processor(device: Device) -> None:
-    options: dict[str, Any] = {"decode": computes_natively, "workers": 1}
-    advice = (await load(device, 500, **options)).advice
-    assert advice.workers >= 2
-    assert advice.executor == "thread"
-    assert await gain(device, 500, options, followed(advice, options), NO_SLOWER) >= NO_SLOWER
-
-
-# -- consumer, source and upload -------------------------------------------------------------------------------------
 
 
 def step() -> None:
@@ -161,201 +115,110 @@ def step() -> None:
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("quick_probe")
 async def test_training_loop_that_waits_for_the_gil_is_not_the_bottleneck(device: Device) -> None:
     async def consumer(batch: Any) -> None:
         step()
 
     options: dict[str, Any] = {"decode": keeps_gil, "workers": 14, "consumer": consumer}
-    before = await load(device, 240, **options)
+    before = await follow(device, 320, "the consumer has each batch for", options, HELPS)
     assert before.stats.consumer_seconds > before.stats.decode_seconds / before.stats.workers
-    found = before.stats.bottleneck()
-    assert found.name == "decode"
-    assert found.share >= 0.4
-    assert "the consumer has each batch for" in found.why
-    assert "of that are waits for the GIL" in found.why
+    assert before.stats.bottleneck().name == "decode"
+    assert "of that are waits for the GIL" in before.advice.why
     assert before.advice.executor == "process"
-    assert await gain(device, 240, options, followed(before.advice, options), HELPS) >= HELPS
 
 
-@pytest.mark.slow
-def test_training_loop_of_another_thread_is_not_the_bottleneck() -> None:
-    with sync_loader(range(300), driver="host", fields=FIELDS, decode=keeps_gil, batch_size=8, workers=8) as batches:
-        for _ in batches:
-            step()
-        assert batches.statistics().bottleneck().name == "decode"
-        assert batches.advice().executor == "process"
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """Other programs have most of all processors."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * (os.cpu_count() or 1)):
+            program = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(program.kill)
+        yield
 
 
-def test_slow_consumer_stays_the_bottleneck_and_needs_fewer_workers() -> None:
-    """In virtual time: on a busy machine, decoders of the same consumer may be the slower part."""
-
-    async def slow(batch: Any) -> None:
-        await asyncio.sleep(0.016)
-
-    async def main() -> None:
-        driver = SimulatedDriver(None)
-
-        def decode(sample: Any, out: Any) -> None:
-            driver.advance_time(50e-6)
-            out["x"][...] = sample
-
-        async with aiocuda.open_device(driver=driver) as device:
-            options: dict[str, Any] = {"decode": decode, "workers": 8, "consumer": slow}
-            before = await load(device, 96, **options)
-            assert before.stats.bottleneck().name == "consumer"
-            assert "only a quicker consumer helps" in before.advice.why
-            assert 1 <= before.advice.workers < 8
-            after = await load(device, 96, **followed(before.advice, options))
-            assert after.rate >= NO_SLOWER * before.rate
-            quick = await load(device, 96, **{**options, "consumer": idle})
-            assert quick.rate >= HELPS * before.rate
-
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-
-
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_consumer_whose_times_vary_gets_more_batches_ahead(device: Device) -> None:
-    async def bursts(batch: Any) -> None:
-        if batch.number % 4 == 0:
-            await asyncio.sleep(0.05)
-
-    options: dict[str, Any] = {"decode": waits, "workers": 1, "batch_size": 4, "prefetch": 1, "consumer": bursts}
-    before = await load_until(lambda run: "prefetch= may help" in run.advice.why, device, 120, **options)
-    assert "prefetch= may help" in before.advice.why
-    assert before.advice.prefetch > 1
-    assert await gain(device, 120, options, followed(before.advice, options), 1.1) >= 1.1
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_source_that_all_workers_read_is_quicker_than_one_that_a_thread_reads(device: Device) -> None:
-    class Slow:
-        def __len__(self) -> int:
-            return 160
-
-        def __getitem__(self, index: int) -> int:
-            time.sleep(2e-3)  # noqa: TID251 - a slow source
-            return index
-
-    def trickle() -> Iterator[int]:
-        for number in range(160):
-            yield Slow()[number]
-
-    def write(sample: Any, out: Any) -> None:
-        out["x"][...] = sample
-
-    options: dict[str, Any] = {"decode": write, "workers": 4}
-    before = await load(device, 160, source=trickle(), **options)
-    assert before.stats.bottleneck().name == "source"
-    assert "a source with __len__ and __getitem__ is read by all workers" in before.advice.why
-    after = await load(device, 160, source=Slow(), **options)
-    assert after.rate >= HELPS * before.rate
-
-
-def test_smaller_samples_help_where_the_link_is_the_limit() -> None:
-    def nothing(sample: Any, out: Any) -> None:
-        pass
-
-    async def main() -> None:
-        async with aiocuda.open_device(driver=SimulatedDriver(None, bandwidth=2e8)) as device:
-            options: dict[str, Any] = {"decode": nothing, "workers": 2, "batch_size": 1}
-            before = await load(device, 24, fields={"x": ((1 << 19,), np.float32)}, **options)
-            assert before.stats.bottleneck().name == "upload"
-            assert "smaller samples help, such as uint8" in before.advice.why
-            after = await load(device, 24, fields={"x": ((1 << 19,), np.uint8)}, **options)
-        assert after.rate == pytest.approx(4 * before.rate, rel=0.1)
-
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_without_a_loader_it_is_nearly_as_quick_where_the_advice_says_so(device: Device) -> None:
-    async def slow(batch: Any) -> None:
-        await asyncio.sleep(0.1)
-
-    options: dict[str, Any] = {"decode": waits, "workers": 1, "batch_size": 1}
-    words = "without a loader it is nearly as quick"
-    before = await load_until(lambda run: words in run.advice.why, device, 8, consumer=slow, **options)
-    assert words in before.advice.why
-    began = device.driver.now()
-    async with device.stream() as stream:
-        for sample in range(8):
-            out = {"x": np.empty(4, np.float32)}
-            waits(sample, out)
-            await slow(await stream.upload(out["x"]))
-    assert 8 / (device.driver.now() - began) >= 0.8 * before.rate
-
-
-# -- what is measured ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-async def test_period_is_the_measured_one(device: Device) -> None:
-    """What other arguments give is known when they have run."""
-    run = await load(device, 48, decode=waits, workers=2)
-    assert run.advice.period_ms == pytest.approx(1e3 * run.stats.wall_seconds / run.stats.batches, rel=0.05)
-    assert run.advice.workers > 2
-    assert "measure again" in run.advice.why
-
-
-@pytest.mark.asyncio
-async def test_gil_is_sampled_while_threads_decode() -> None:
-    options: dict[str, Any] = {"fields": FIELDS, "decode": waits, "batch_size": 2}
-    async with aiocuda.open_device(driver="host") as device:
-        await until(lambda: not _sampler.is_at_work)
-        async with DataLoader(device, range(40), **options) as loader:
-            assert not _sampler.is_at_work
-            await anext(aiter(loader))
-            await until(lambda: _sampler.is_at_work)
-        await until(lambda: not _sampler.is_at_work, "the end with the loader")
-        async with DataLoader(device, range(40), **options) as loader:
-            async for _ in loader:
-                pass
-            await until(lambda: not _sampler.is_at_work, "the end with the epoch")
-
-
-def test_nothing_of_the_host_is_measured_in_virtual_time() -> None:
-    async def main() -> LoaderStats:
-        await until(lambda: not _sampler.is_at_work)
-        async with aiocuda.open_device(driver=SimulatedDriver(1)) as device:
-            async with DataLoader(device, range(40), fields=FIELDS, decode=computes_in_python, batch_size=4) as loader:
-                async for _ in loader:
-                    assert not _sampler.is_at_work
-                assert loader.advice().executor == "thread"
-                return loader.statistics()
-
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        stats = runner.run(main())
-    assert stats.decode_cpu_seconds == stats.decode_seconds
-    assert stats.process_cpu_seconds == 0
-    assert stats.gil_share is None
+@pytest.mark.usefixtures("quick_probe")
+@pytest.mark.parametrize("decode", [computes_natively, computes_in_python])
+async def test_decoder_that_computes_on_a_busy_machine_is_said_to_be_queued(device: Device, decode: Any) -> None:
+    with busy_machine():
+        run = await load(device, 200, decode=decode, workers=1)
+    assert "decode: " in run.advice.why
+    assert "other programs have the processors: decode= is queued for a processor for" in run.advice.why
+    assert "GIL" not in run.advice.why.replace("waits for the GIL are not measured", "")
+    assert (run.advice.workers, run.advice.executor) == (1, "thread")
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_processor_time_of_processes_is_that_of_the_decoder(device: Device) -> None:
-    def computes(run: Run) -> bool:
-        return run.stats.decode_cpu_seconds >= 0.2 * run.stats.decode_seconds
-
-    run = await load_until(computes, device, 64, decode=computes_in_python, workers=1, executor="process")
-    assert run.stats.executor == "process"
-    assert computes(run)
-    assert run.stats.gil_share is None
-    run = await load(device, 160, fields=None, decode=lists, workers=1, executor="process")
-    assert 0 < run.stats.decode_cpu_seconds <= 0.5 * run.stats.decode_seconds
+    run = await load(device, 64, decode=computes_in_python, workers=1, executor="process")
+    stats = run.stats
+    assert stats.decode_cpu_seconds + stats.decode_queued_seconds >= 0.5 * stats.decode_seconds
+    assert stats.gil_share is None
 
 
-def lists(sample: Any) -> Any:
-    """Wait, and return an array, which the process sends back."""
-    time.sleep(2e-3)  # noqa: TID251 - it stands for a file
-    return np.zeros(4)
+# -- in virtual time ---------------------------------------------------------------------------------------------------
 
 
-# -- the texts -------------------------------------------------------------------------------------------------------
+def in_virtual_time(main: Callable[[Device, SimulatedDriver], Awaitable[None]]) -> None:
+    async def run() -> None:
+        driver = SimulatedDriver(None)
+        async with aiocuda.open_device(driver=driver) as device:
+            await main(device, driver)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(run())
+
+
+def takes(driver: SimulatedDriver, seconds: float) -> Callable[[Any, Any], None]:
+    """A decoder that takes so long."""
+
+    def decode(sample: Any, out: Any) -> None:
+        driver.advance_time(seconds)
+        out["x"][...] = sample
+
+    return decode
+
+
+def test_slow_consumer_stays_the_bottleneck_and_needs_fewer_workers() -> None:
+    async def slow(batch: Any) -> None:
+        await asyncio.sleep(0.016)
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        options: dict[str, Any] = {"decode": takes(driver, 50e-6), "workers": 8, "consumer": slow}
+        before = await follow(device, 96, "only a quicker consumer helps", options, NO_SLOWER)
+        assert before.stats.bottleneck().name == "consumer"
+        assert 1 <= before.advice.workers < 8
+        quick = await load(device, 96, **{**options, "consumer": idle})
+        assert quick.rate >= HELPS * before.rate
+
+    in_virtual_time(main)
+
+
+def test_nothing_of_the_host_is_measured_in_virtual_time() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        run = await load(device, 40, decode=takes(driver, 0.2))
+        assert run.stats.decode_cpu_seconds == run.stats.decode_seconds
+        assert run.stats.process_cpu_seconds == run.stats.decode_queued_seconds == 0
+        assert "GIL" not in run.advice.why
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("source", [range(64), map(int, range(64))])
+def test_there_are_no_more_workers_than_samples(source: Any) -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        run = await load(device, 64, source=source, decode=takes(driver, 1e-3), workers=256)
+        assert run.advice.workers <= 64
+
+    in_virtual_time(main)
+
+
+# -- the texts ---------------------------------------------------------------------------------------------------------
 
 #: All figures are 0, for one worker.
 _FIGURES: dict[str, Any] = {
@@ -374,10 +237,11 @@ def test_advice_and_bottleneck_have_one_reason(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(100):
         made = any_statistics(chance)
-        found, advice = made.bottleneck(), advise(made, 8, 3)
+        found, advice = made.bottleneck(), advise(made, 8, 3, 800)
         assert advice.why.startswith(f"{found.name}: {found.why}; ")
         assert advice.prefetch >= 3
         assert 1 <= advice.workers <= MOST_GROWTH["thread"] * made.workers
+        assert advice.period_ms == 10
         if advice.workers > made.workers:
             assert "more workers= do not" not in found.why
             assert re.search(
@@ -385,16 +249,23 @@ def test_advice_and_bottleneck_have_one_reason(seed: int) -> None:
             )
         if (advice.workers, advice.executor, advice.prefetch) != (made.workers, made.executor, 3):
             assert "measure again" in advice.why
+        if made.decode_cpu_seconds >= 0.95 * (made.decode_seconds - made.decode_queued_seconds):
+            assert advice.workers <= processors()
+        few = advise(made, 8, 3, 5)
+        assert few.workers <= 5
+        assert ("with 5 samples" in few.why) == (advice.workers > 5)
 
 
 def any_statistics(chance: random.Random) -> LoaderStats:
     workers = chance.choice([1, 2, 4, 14, 64])
     decode = chance.uniform(0, workers)
+    queued = decode * chance.choice([0.0, 0.1, 0.7])
     return stats(
         workers=workers,
         executor=chance.choice(["thread", "process"]),
         decode_seconds=decode,
-        decode_cpu_seconds=decode * chance.choice([0.01, 0.3, 0.5, 1.0]),
+        decode_cpu_seconds=(decode - queued) * chance.choice([0.01, 0.3, 0.5, 1.0]),
+        decode_queued_seconds=queued,
         process_cpu_seconds=chance.uniform(0, 2),
         source_seconds=chance.choice([0.0, chance.random()]),
         upload_seconds=chance.choice([0.01, chance.random()]),
@@ -404,51 +275,81 @@ def any_statistics(chance: random.Random) -> LoaderStats:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "processors", "name", "workers", "executor", "words"),
+    ("measured", "processors", "name", "workers", "executor", "words"),
     [
         # Python code on two threads; the same on one processor
-        ({"workers": 2, "decode_seconds": 1.9, "decode_cpu_seconds": 0.95, "gil_share": 0.95},
+        ({"workers": 2, "decode": 1.9, "cpu": 0.95, "gil_share": 0.95},
          8, "decode", 8, "process", "have it for 90% of the time, so more threads would only wait for it"),
-        ({"workers": 2, "decode_seconds": 1.9, "decode_cpu_seconds": 0.95, "gil_share": 0.95},
+        ({"workers": 2, "decode": 1.9, "cpu": 0.95, "gil_share": 0.95},
          1, "decode", 2, "thread", "only a quicker decode= helps"),
-        # a consumer that waits for the GIL: much, a little, or perhaps
-        ({"workers": 8, "decode_seconds": 3.0, "decode_cpu_seconds": 0.8, "consumer_seconds": 0.9, "gil_share": 0.9},
-         8, "decode", 8, "process", "up to 7.62 ms of that are waits for the GIL"),
-        ({"workers": 8, "decode_seconds": 1.0, "decode_cpu_seconds": 0.3, "consumer_seconds": 0.9, "gil_share": 0.3},
+        # a consumer that waits for the GIL: much, a little, not at all, or perhaps
+        ({"workers": 8, "decode": 3.0, "cpu": 0.8, "consumer_seconds": 0.9, "gil_share": 0.9},
+         8, "decode", 8, "process", "up to 7.65 ms of that are waits for the GIL"),
+        ({"workers": 8, "decode": 1.0, "cpu": 0.3, "consumer_seconds": 0.9, "gil_share": 0.3},
          8, "consumer", 2, "thread", "a quicker consumer helps; to see how much of it is the GIL"),
-        ({"workers": 8, "decode_seconds": 1.0, "decode_cpu_seconds": 0.3, "consumer_seconds": 0.9},
-         8, "consumer", 2, "thread", "If decode= computes in Python"),
-        ({"workers": 8, "decode_seconds": 1.0, "decode_cpu_seconds": 0.1, "consumer_seconds": 0.9, "gil_share": 0.1},
-         8, "consumer", 2, "thread", "only a quicker consumer helps"),
-        # it is not known whether threads share the GIL
-        ({"workers": 2, "decode_seconds": 2.0, "decode_cpu_seconds": 1.0},
-         8, "decode", 15, "thread", "where threads share the GIL, or the processors are busy. To find out"),
-        # waits, or a processor that other programs use
-        ({"workers": 2, "decode_seconds": 2.0, "decode_cpu_seconds": 1.0, "gil_share": 0.1},
-         4, "decode", 8, "thread", "and not if it waits for a processor. To find out, look at `top`"),
-        # waits, beside a loop that has the GIL for half of the time
-        ({"workers": 2, "decode_seconds": 1.9, "decode_cpu_seconds": 0.04, "process_cpu_seconds": 0.6, "gil_share": .5},
-         2, "decode", 8, "thread", "waits for 98% of its time: more workers= help, also more than there are"),
-        # all processors are used, by decoding or by threads of a library
-        ({"workers": 4, "decode_seconds": 4.0, "decode_cpu_seconds": 3.97, "gil_share": 0.1},
+        ({"workers": 8, "decode": 1.0, "cpu": 0.1, "consumer_seconds": 0.9, "gil_share": 0.1},
+         8, "consumer", 2, "thread", "longer than loading takes: only a quicker consumer helps"),
+        ({"workers": 8, "decode": 1.0, "cpu": 0.3, "consumer_seconds": 0.9},
+         8, "consumer", 2, "thread", "longer than loading takes: a quicker consumer helps"),
+        # another part takes longest; none is at work all the time; all are quick beside the consumer
+        ({"decode": 0.5, "cpu": 0.1, "source_seconds": 0.9, "gil_share": 0.1},
+         8, "source", 1, "thread", "a source with __len__ and __getitem__ is read by all workers"),
+        ({"decode": 0.5, "cpu": 0.1, "upload_seconds": 0.9, "gil_share": 0.1},
+         8, "upload", 1, "thread", "smaller samples help, such as uint8 instead of float32"),
+        ({"decode": 0.5, "cpu": 0.1, "consumer_seconds": 0.7, "gil_share": 0.1},
+         8, "consumer", 1, "thread", "only 70% of the time. In the rest it waits for the other parts, as at the start"),
+        ({"decode": 0.02, "cpu": 0.0, "consumer_seconds": 0.95, "upload_seconds": 0.0, "gil_share": 0.1},
+         8, "consumer", 1, "thread", "loading takes less than a twentieth of the consumer's time: without a loader it"),
+        # it computes: without the GIL, or perhaps with it
+        ({"workers": 1, "decode": 1.0, "cpu": 0.98, "gil_share": 0.05},
+         8, "decode", 8, "thread", "1 worker decodes at a time, on 8 processors: more workers=, or a quicker decode="),
+        ({"workers": 1, "decode": 1.0, "cpu": 0.98},
+         8, "decode", 8, "thread", "unless decode= computes in Python, where threads share the GIL. Waits for it are"),
+        # it waits, also beside a loop that has the GIL for half of the time
+        ({"workers": 2, "decode": 2.0, "cpu": 1.0, "gil_share": 0.1},
+         4, "decode", 8, "thread", "waits for 50% of its time: more workers= help, also more than there are"),
+        ({"workers": 2, "decode": 1.9, "cpu": 0.04, "process_cpu_seconds": 0.6, "gil_share": 0.5},
+         2, "decode", 16, "thread", "waits for 98% of its time: more workers= help, also more than there are"),
+        ({"workers": 2, "decode": 2.0, "cpu": 0.1, "queued": 0.6, "gil_share": 0.1},
+         2, "decode", 16, "thread", "waits for 65% of its time: more workers= help, also more than there are"),
+        # all processors are used, by decoding or by threads of a library; too many workers share them
+        ({"workers": 4, "decode": 4.0, "cpu": 3.97, "gil_share": 0.1},
          4, "decode", 4, "thread", "uses 4.0 of 4 processors: only a quicker decode="),
-        ({"workers": 4, "decode_seconds": 4.0, "decode_cpu_seconds": 0.1, "process_cpu_seconds": 4.0, "gil_share": 0.1},
+        ({"workers": 4, "decode": 4.0, "cpu": 0.1, "process_cpu_seconds": 4.0, "gil_share": 0.1},
          4, "decode", 4, "thread", "uses 4.0 of 4 processors: only a quicker decode="),
+        ({"workers": 64, "decode": 64.0, "cpu": 3.95, "queued": 60.0, "gil_share": 0.1},
+         4, "decode", 4, "thread", "uses 4.0 of 4 processors: only a quicker decode="),
+        # other programs have them, also beside Python code; or the control group has no more
+        ({"workers": 2, "decode": 2.0, "cpu": 0.2, "queued": 1.8, "gil_share": 0.1},
+         8, "decode", 2, "thread", "other programs have the processors: decode= is queued for a processor for 90% of"),
+        ({"workers": 1, "decode": 0.8, "cpu": 0.1, "queued": 0.7, "consumer_seconds": 0.9, "gil_share": 1.0},
+         8, "decode", 1, "thread", "other programs have the processors: decode= is queued for a processor for 87% of"),
+        ({"workers": 2, "decode": 2.0, "cpu": 0.9, "queued": 1.1, "throttled_share": 0.6},
+         1, "decode", 1, "thread", "the control group has used up its quota in 60% of the periods: decode= is queued"),
         # other threads have the GIL
-        ({"workers": 2, "decode_seconds": 2.0, "decode_cpu_seconds": 0.5, "process_cpu_seconds": 1.5, "gil_share": 1.0},
+        ({"workers": 2, "decode": 2.0, "cpu": 0.5, "process_cpu_seconds": 1.5, "gil_share": 1.0},
          8, "decode", 2, "thread", "mostly by other threads of the program"),
+        # processes wait, and each has a GIL of its own
+        ({"workers": 2, "decode": 2.0, "cpu": 0.1, "executor": "process"},
+         2, "decode", 8, "process", "waits for 95% of its time: more workers= help, also more than there are"),
     ],
 )  # fmt: skip
-def test_reasons(seconds: dict[str, Any], processors: int, name: str, workers: int, executor: str, words: str) -> None:
-    cpu = seconds.get("decode_cpu_seconds", 0.0) + 0.05
-    limit = limit_of(times_of(stats(**{"process_cpu_seconds": cpu, "upload_seconds": 0.01, **seconds})), processors)
+def test_reasons(measured: dict[str, Any], processors: int, name: str, workers: int, executor: str, words: str) -> None:
+    cpu = measured["cpu"] + 0.05
+    names = {"decode": "decode_seconds", "cpu": "decode_cpu_seconds", "queued": "decode_queued_seconds"}
+    seconds = {names.get(key, key): value for key, value in measured.items()}
+    made = stats(**{"process_cpu_seconds": cpu, "upload_seconds": 0.01, **seconds})
+    limit = part_limit_of(made, processors)
     assert (limit.name, limit.workers, limit.executor) == (name, workers, executor)
-    assert words in limit.why
+    advice = advise(made, 8, 3, 800)
+    assert words in limit.why or words in advice.why
+    not_measured = made.executor == "thread" and made.gil_share is None
+    assert ("waits for the GIL are not measured" in advice.why) == not_measured
 
 
 def test_no_time_at_all_is_no_error() -> None:
     made = dataclasses.replace(NOTHING, batches=1)
-    assert advise(made, 8, 3).period_ms == 0
+    assert advise(made, 8, 3, 8).period_ms == 0
     assert made.bottleneck().kind == "nothing"
     with pytest.raises(BusyError, match="no batch has been delivered"):
-        advise(NOTHING, 8, 3)
+        advise(NOTHING, 8, 3, 8)

@@ -1078,22 +1078,3 @@ async def test_the_link_to_the_device_may_be_the_bottleneck(simulated_device: De
         async for _ in loader:
             pass
         assert loader.statistics().bottleneck().name == "upload"
-
-
-async def test_advice_needs_batches_and_adds_workers(
-    simulated_driver: SimulatedDriver, simulated_device: Device
-) -> None:
-    def slow(sample: Any, out: Any) -> None:
-        simulated_driver.advance_time(2e-3)
-        write(sample, out)
-
-    async with DataLoader(simulated_device, range(40), fields=FIELDS, decode=slow, batch_size=4, workers=1) as loader:
-        with pytest.raises(BusyError, match="no batch has been delivered"):
-            loader.advice()
-        assert loader.statistics().bottleneck().kind == "nothing"
-        async for _ in loader:
-            await asyncio.sleep(3e-3)
-        advice = loader.advice()
-    assert advice.workers >= 2
-    assert advice.prefetch >= 2
-    assert "decoding a batch takes" in advice.why

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda._base._host_use import _sampler
 from aiocuda.data import DataLoader, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_processes import shared_files
@@ -57,12 +56,11 @@ def loader_threads() -> int:
 
 
 async def traces(device: aiocuda.Device, driver: CountsPinned) -> dict[str, int]:
-    """What a loader could leave behind, without the descriptor of the thread that samples the GIL during epochs.
+    """What a loader could leave behind.
 
     Free regions of the pool are not counted: their number is the most that were in use at once, and it depends on the
     time at which the garbage collector runs.
     """
-    await until(lambda: not _sampler.is_at_work)
     pool = device._resources.pinned_pool
     gc.collect()
     pool.sweep()

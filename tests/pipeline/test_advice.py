@@ -165,23 +165,6 @@ def test_depth_and_concurrency_are_advised_together(milliseconds: float, at_once
     assert ("concurrency=3 suits it" in advice.why) == (at_once == 3)
 
 
-def test_stage_that_blocks_the_loop_keeps_its_concurrency() -> None:
-    async def wait(slot: Slot) -> None:
-        await asyncio.sleep(6e-3)
-
-    async def main(device: Device) -> PipelineAdvice:
-        async with Pipeline(device, [Stage("wait", wait), Stage("compute", launches(2))], 2) as pipeline:
-            await measure(pipeline, ITEMS)
-            resources = pipeline._resources
-            return advise(resources.plan, resources.meter, 2, processors=8, blocking={0})
-
-    advice = in_virtual_time(main)
-    assert advice.concurrency == {"wait": 1}
-    assert advice.period_ms == pytest.approx(6.0, rel=0.01)
-    assert "stage 'wait' blocks the event loop" in advice.why
-    assert "device.offload" in advice.why
-
-
 def test_nothing_is_advised_before_anything_was_timed() -> None:
     async def main(device: Device) -> None:
         pipeline = Pipeline(device, three((1, 1, 1)))

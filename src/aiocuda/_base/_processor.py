@@ -1,4 +1,4 @@
-"""Facts about the host's processor."""
+"""Facts about the host's processors, and the part of them that this process may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-__all__ = ["last_level_cache", "processors"]
+__all__ = ["last_level_cache", "processors", "throttled_periods"]
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -23,6 +23,50 @@ def last_level_cache(directory: Path = Path("/sys/devices/system/cpu/cpu0/cache"
     return max(sizes, default=None)
 
 
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def processors(root: Path = Path("/")) -> int:
+    """Return the number of processors that this process may use: by its affinity, and by the quota of its group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for group in _control_groups(root) if (quota := _quota(group)) is not None]
+    return max(1, min([count, *map(int, quotas)]))
+
+
+def throttled_periods(root: Path = Path("/")) -> tuple[int, int]:
+    """Return the periods of the group with a quota, and those in which it was used up; (0, 0) without a quota."""
+    file = _statistics_of_quota(root)
+    found = {"nr_periods": 0, "nr_throttled": 0}
+    with contextlib.suppress(OSError, ValueError):
+        for line in () if file is None else file.read_text(encoding="ascii").splitlines():
+            name, number = line.split()
+            found[name] = int(number)
+    return found["nr_periods"], found["nr_throttled"]
+
+
+@functools.cache
+def _statistics_of_quota(root: Path) -> Path | None:
+    """Return the file for the group with the smallest quota; None if there is no quota."""
+    quotas = {group: quota for group in _control_groups(root) if (quota := _quota(group)) is not None}
+    return min(quotas, key=quotas.__getitem__) / "cpu.stat" if quotas else None
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """Return the directories of the groups of this process that may have a quota, of both versions, the root last."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, name = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+                path = Path(name.lstrip("/"))
+                found += [top / part for part in (path, *path.parents)]
+    return found
+
+
+def _quota(group: Path) -> float | None:
+    """Return the processors that a group may use on average; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)  # ValueError without a limit: it is "max"
+    with contextlib.suppress(OSError, ValueError):
+        quota = (group / "cpu.cfs_quota_us").read_text(encoding="ascii")
+        return int(quota) / int((group / "cpu.cfs_period_us").read_text(encoding="ascii")) if int(quota) > 0 else None
+    return None

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..errors import WorkerLostError
+    from ._advice import LoaderAdvice
     from ._batch import Batch
     from ._loader import DataLoader, EpochBatches
     from ._sharing import SharedMemoryError
     from ._sources import Shuffle
-    from ._statistics import DeviceBatchesStats, LoaderAdvice, LoaderStats
+    from ._statistics import DeviceBatchesStats, LoaderStats
     from ._sync import SyncBatches, SyncDeviceBatches, SyncEpoch, sync_loader, sync_to_device
     from ._sync_batch import SyncArray, SyncBatch
     from ._to_device import DeviceBatches, to_device
@@ -48,7 +49,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "DeviceBatches": "._to_device",
         "DeviceBatchesStats": "._statistics",
         "EpochBatches": "._loader",
-        "LoaderAdvice": "._statistics",
+        "LoaderAdvice": "._advice",
         "LoaderStats": "._statistics",
         "SharedMemoryError": "._sharing",
         "Shuffle": "._sources",

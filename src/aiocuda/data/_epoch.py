@@ -290,7 +290,7 @@ class EpochRun:
         batch = self._decoding.pop(job, None)
         if batch is None:
             return
-        self._resources.meter.add_decode(job.seconds, job.cpu_seconds)
+        self._resources.meter.add_decode(job.times)
         failure = job.failure
         if failure is None and job.errors:
             failure = self._first_failure(batch)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._base._thread_times import ThreadTimes
 from .._base._user_code import failure_of
 from ._sources import BatchPlan
 from ._upload import HostSlot
@@ -41,15 +42,15 @@ class BatchJob:
         The exceptions of the rows that failed, by row.
     failure
         An exception that ends the whole batch, whatever the loader does with samples that fail; else None.
-    seconds, cpu_seconds
-        The time that workers took for all rows together, and the processor time of it.
+    times
+        The times of workers for all rows together.
     expired
         The number of rows that have expired and that workers are still decoding. They may write to the slot.
     """
 
     __slots__ = ("_cancelled", "_clock", "_expired_rows", "_left", "_lock", "_next_row", "_returned", "_running",
-                 "_started", "cpu_seconds", "ended", "errors", "expired", "failure", "plan", "results", "seconds",
-                 "size", "slot")  # fmt: skip
+                 "_started", "ended", "errors", "expired", "failure", "plan", "results", "size", "slot",
+                 "times")  # fmt: skip
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class BatchJob:
         self.results: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.failure: BaseException | None = None
-        self.seconds = self.cpu_seconds = 0.0
+        self.times = ThreadTimes()
         self.expired = 0
         self._clock = clock
         self._lock = threading.Lock()
@@ -130,16 +131,14 @@ class BatchJob:
         rows: Sequence[int],
         results: Mapping[int, Any],
         errors: Mapping[int, BaseException],
-        seconds: float,
-        cpu_seconds: float = 0.0,
+        times: ThreadTimes,
     ) -> bool:
-        """Report the end of rows, and the time that they took. Return True if nothing of the batch is left.
+        """Report the end of rows, and the times of the worker. Return True if nothing of the batch is left.
 
         What comes from a row that has expired is dropped, and the result is True.
         """
         with self._lock:
-            self.seconds += seconds
-            self.cpu_seconds += cpu_seconds
+            self.times = self.times.plus(times)
             ended = len(rows)
             if self._clock is not None:
                 late = self._expired_rows.intersection(rows)

@@ -24,6 +24,7 @@ from ..errors import (
     InvalidTypeError,
 )
 from ..lowlevel import resources_of
+from ._advice import LoaderAdvice, advise
 from ._batch import Batch, Delivery
 from ._epoch import EpochRun
 from ._options import Executor, LoaderOptions, OnError
@@ -31,7 +32,7 @@ from ._resources import LoaderResources
 from ._sharing import Payload
 from ._sources import MapSource, Positions, Shuffle
 from ._state import LoaderState, Progress, merged
-from ._statistics import LoaderAdvice, LoaderMeter, LoaderStats, advise
+from ._statistics import LoaderMeter, LoaderStats
 
 __all__ = ["DataLoader", "EpochBatches"]
 
@@ -306,14 +307,17 @@ class DataLoader(Owner):
     def advice(self) -> LoaderAdvice:
         """Return the ``executor``, ``workers`` and ``prefetch`` that suit the measured times, with the reasons.
 
-        Load for a second first. The advice is a step: follow it and measure again.
+        Load for some seconds first: waits for the GIL are measured once, in the fourth second of an epoch. The advice
+        is a step: follow it and measure again.
 
         Raises
         ------
         BusyError
             No batch has been delivered yet.
         """
-        return advise(self.statistics(), self._options.batch_size, self._options.prefetch)
+        options = self._options
+        samples = self._meter.epoch_samples if options.length is None else -(-options.length // options.shard[1])
+        return advise(self.statistics(), options.batch_size, options.prefetch, samples)
 
     @property
     def worker_pids(self) -> list[int]:

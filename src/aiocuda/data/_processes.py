@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from .._base._tasks import start_task
+from .._base._thread_times import ThreadTimes
 from .._base._user_code import LEAVES_LOOP
 from .._processes._messages import Buffer, Parts, Pickled, pickled
 from .._processes._parent import InheritedFile
@@ -271,7 +272,7 @@ class ProcessDecoders:
         samples, buffers, failures = result
         if failures:
             place.drop(failures)
-            self._report(job, list(failures), {}, failures, 0.0)
+            self._report(job, list(failures), {}, failures, ThreadTimes())
         if samples:
             self._ask(place, samples, buffers)
         else:
@@ -300,19 +301,18 @@ class ProcessDecoders:
             how = f"has ended with exit code {place.exit_code} {at}"
             self._fail(place, _no_restart_left(how, index, place.exit_code))
             return
-        self._rows.note_seconds(reply.seconds, len(rows))
+        self._rows.note_seconds(reply.times.seconds, len(rows))
         self._next(place)  # first: the process has work while this one goes on
         if reply.failures or reply.results:
-            times = reply.seconds, reply.cpu_seconds
-            self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, times))
+            self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, reply.times))
         else:
-            self._report(job, rows, {}, {}, reply.seconds, reply.cpu_seconds)
+            self._report(job, rows, {}, {}, reply.times)
 
     def _loaded(
         self,
         job: BatchJob,
         rows: Sequence[int],
-        times: tuple[float, float],
+        times: ThreadTimes,
         result: Any,
         error: BaseException | None,
     ) -> None:
@@ -322,12 +322,10 @@ class ProcessDecoders:
             self._done(job)
         else:
             results, errors = result
-            self._report(job, rows, results, errors, *times)
+            self._report(job, rows, results, errors, times)
 
-    def _report(
-        self, job: BatchJob, rows: Sequence[int], results: Any, errors: Any, seconds: float, cpu_seconds: float = 0.0
-    ) -> None:
-        if job.report(rows, results, errors, seconds, cpu_seconds):
+    def _report(self, job: BatchJob, rows: Sequence[int], results: Any, errors: Any, times: ThreadTimes) -> None:
+        if job.report(rows, results, errors, times):
             self._done(job)
 
     def _done(self, job: BatchJob) -> None:
@@ -417,7 +415,7 @@ class ProcessDecoders:
         if why == "expired":
             place.end_request()
             late = TimeoutError(f"decoding took more than the timeout of {self._timeout:g} s")
-            self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), self._timeout or 0.0)
+            self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), ThreadTimes(self._timeout or 0.0))
             return True
         if why == "left" or not job.is_wanted:
             self._leave(place, job)
@@ -427,7 +425,8 @@ class ProcessDecoders:
         self._isolate(place, job, row, exit_code)
         if self._skips and place.tries == MOST_TRIES:
             place.end_request()
-            self._report(job, [row], {}, {row: _fatal_sample(job.plan.indices[row], place.tries, exit_code)}, 0.0)
+            fatal = _fatal_sample(job.plan.indices[row], place.tries, exit_code)
+            self._report(job, [row], {}, {row: fatal}, ThreadTimes())
         return not self._skips
 
     def _isolate(self, place: _Place, job: BatchJob, row: int, exit_code: int | None) -> None:

@@ -1,21 +1,22 @@
-"""LoaderStats and LoaderAdvice: what a loader has done, what limits it, and what would help."""
+"""LoaderStats: what a loader has done. LoaderMeter: its counts and times."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Callable
 
-from .._base._host_use import HostLoad, HostUse
+from .._base._host_use import HostUse
 from .._base._processor import processors
-from ..errors import BusyError
+from .._base._thread_times import ThreadTimes
 from ..pipeline import Bottleneck
-from ._limits import Times, limit_of, ms
-from ._options import MAX_PREFETCH, Executor
+from ._advice import part_limit_of
+from ._options import Executor
 
-__all__ = ["DeviceBatchesStats", "LoaderAdvice", "LoaderMeter", "LoaderStats", "advise", "times_of"]
+__all__ = ["DeviceBatchesStats", "LoaderMeter", "LoaderStats"]
 
 #: Uploads whose device time is measured: the first ones, and then one in so many.
 COPY_TIMES = 16
@@ -23,9 +24,6 @@ ONE_IN = 16
 
 #: Seconds until the host has noticed the end of an upload.
 LATE = 50e-6
-
-#: If all loading takes less than this share of the consumer's time, overlap gains nearly nothing.
-NO_GAIN = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,8 +70,13 @@ class LoaderStats:
     process_cpu_seconds
         Processor time of all threads of this process during the epochs, of the program's others, too.
     gil_share
-        The share of the time for which a thread had to wait for the GIL, 0-1, by samples. None if it is not known:
-        samples are decoded by processes, the epochs were too short, or the system is not Linux.
+        The share of the time for which a thread had to wait for the GIL, 0-1: of one second of the first epoch that
+        took 4 s. None if it is not measured: no epoch was so long, samples are decoded by processes, or the system is
+        not Linux.
+    decode_queued_seconds
+        Of `decode_seconds`, the time for which the workers were queued for a processor. 0.0 outside of Linux.
+    throttled_share
+        The share of the periods, during the epochs, in which the control group has used up its quota of processor time.
     """
 
     batches: int
@@ -96,6 +99,8 @@ class LoaderStats:
     decode_cpu_seconds: float = 0.0
     process_cpu_seconds: float = 0.0
     gil_share: float | None = None
+    decode_queued_seconds: float = 0.0
+    throttled_share: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -110,7 +115,7 @@ class LoaderStats:
         """
         if not self.batches or not self.wall_seconds:
             return Bottleneck("", "nothing", 0.0, "no batch has been delivered yet")
-        limit = limit_of(times_of(self), processors())
+        limit = part_limit_of(self, processors())
         kind = limit.name if limit.name in ("consumer", "source") else "stage"
         return Bottleneck(limit.name, kind, limit.share, limit.why)
 
@@ -151,30 +156,6 @@ class DeviceBatchesStats:
         return self.batches / self.wall_seconds if self.wall_seconds else 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoaderAdvice:
-    """The advice of `DataLoader.advice`.
-
-    Attributes
-    ----------
-    workers, prefetch
-        The arguments that suit the measured times. ``prefetch`` is never smaller than now.
-    period_ms
-        The time from one batch to the next with the present arguments, as it was measured. What other arguments give
-        is known when they have run.
-    why
-        The reasons, in words.
-    executor
-        The argument that suits the measured times: ``"process"`` where threads wait for the GIL.
-    """
-
-    workers: int
-    prefetch: int
-    period_ms: float
-    why: str
-    executor: Executor = "thread"
-
-
 class LoaderMeter:
     """The counts and times of one loader. All methods are called on its loop."""
 
@@ -184,8 +165,10 @@ class LoaderMeter:
         self._host = HostUse()
         self._is_real = now is time.monotonic  # nothing of the host is measured in virtual time
         self.batches = self.samples = self.skipped = self.padded = self.set_aside = self.nbytes = 0
-        self.source_seconds = self.decode_seconds = self.decode_cpu_seconds = self.upload_seconds = 0.0
+        self.source_seconds = self.upload_seconds = 0.0
+        self._decode = ThreadTimes()
         self.consumer_seconds = self.waited_seconds = 0.0
+        self.epoch_samples = self._first_sample = 0  # the most in one epoch; those before the present one
         self._fatal: dict[int, None] = {}  # indices, each once for all epochs
         self._wall = 0.0
         self._began: float | None = None  # the present epoch
@@ -198,9 +181,9 @@ class LoaderMeter:
     def begin(self) -> None:
         """An epoch begins."""
         if self._began is None:
-            self._began = self._now()
+            self._began, self._first_sample = self._now(), self.samples
             if self._is_real:
-                self._host.start(with_gil=self._executor == "thread")
+                self._host.start(asyncio.get_running_loop() if self._executor == "thread" else None)
 
     def end(self) -> None:
         """The epoch has ended."""
@@ -229,6 +212,7 @@ class LoaderMeter:
         self.waited_seconds += self._delivered - requested
         self.batches += 1
         self.samples += samples
+        self.epoch_samples = max(self.epoch_samples, self.samples - self._first_sample)
         self.padded += padded
 
     def skip(self, index: int, *, is_fatal: bool) -> None:
@@ -241,10 +225,9 @@ class LoaderMeter:
         """Count the time in which a stream was read."""
         self.source_seconds += seconds
 
-    def add_decode(self, seconds: float, cpu_seconds: float) -> None:
-        """Count the time that workers took for a batch, and the processor time of it."""
-        self.decode_seconds += seconds
-        self.decode_cpu_seconds += cpu_seconds
+    def add_decode(self, times: ThreadTimes) -> None:
+        """Count the times of the workers for a batch."""
+        self._decode = self._decode.plus(times)
 
     def note_set_aside(self, stuck: int) -> bool:
         """Note how many samples exceeded the timeout and still run. Return True if the number has changed."""
@@ -293,79 +276,14 @@ class LoaderMeter:
             workers=workers,
             wall_seconds=self._wall + running,
             source_seconds=self.source_seconds,
-            decode_seconds=self.decode_seconds,
+            decode_seconds=self._decode.seconds,
             upload_seconds=self.upload_seconds,
             consumer_seconds=self.consumer_seconds + consumer,
             waited_seconds=self.waited_seconds,
             executor=self._executor,
-            decode_cpu_seconds=self.decode_cpu_seconds,
-            process_cpu_seconds=host.cpu_seconds,
+            decode_cpu_seconds=self._decode.cpu,
+            process_cpu_seconds=host.cpu,
             gil_share=host.gil_share,
+            decode_queued_seconds=self._decode.queued,
+            throttled_share=host.throttled,
         )
-
-
-def times_of(stats: LoaderStats) -> Times:
-    """Return the times of a loader that has delivered batches."""
-    wall, cpu, gil = stats.wall_seconds, stats.process_cpu_seconds, stats.gil_share
-    decode_gil: float | None = None
-    if stats.executor == "process":
-        gil = decode_gil = 0.0  # each process has its own
-        cpu += stats.decode_cpu_seconds
-    elif gil is not None:
-        decode_gil = HostLoad(wall, cpu, 0.0, gil).gil_share_of(stats.decode_cpu_seconds)
-    return Times(
-        stats.executor,
-        stats.workers,
-        wall / stats.batches,
-        stats.decode_seconds / stats.batches,
-        stats.decode_cpu_seconds / stats.batches,
-        stats.source_seconds / stats.batches,
-        stats.upload_seconds / stats.batches,
-        stats.consumer_seconds / stats.batches,
-        gil,
-        decode_gil,
-        cpu / wall if wall else 0.0,
-    )
-
-
-def advise(stats: LoaderStats, batch_size: int, prefetch: int) -> LoaderAdvice:
-    """Return the advice for a loader with these statistics.
-
-    Raises
-    ------
-    BusyError
-        No batch has been delivered yet.
-    """
-    if not stats.batches:
-        raise BusyError("no batch has been delivered yet: load some batches first, then ask again")
-    times = times_of(stats)
-    limit = limit_of(times, processors())
-    workers = limit.workers
-    decode = times.decode if limit.executor == stats.executor else times.cpu
-    latency = times.source + decode / min(workers, batch_size) + times.upload
-    ahead = _batches_ahead(latency, max(times.others, decode / workers), workers, batch_size)
-    prefetch, present = min(MAX_PREFETCH, max(prefetch, ahead)), prefetch
-    why = [
-        f"{limit.name}: {limit.why}",
-        f"decoding a batch takes {ms(times.decode)} of one worker, the upload {ms(times.upload)}, and the consumer has "
-        f"it for {ms(times.consumer)}",
-    ]
-    changed = [
-        f"{name}={value!r}"
-        for name, value, old in (
-            ("executor", limit.executor, stats.executor),
-            ("workers", workers, stats.workers),
-            ("prefetch", prefetch, present),
-        )
-        if value != old
-    ]
-    if changed:
-        why.append(f"use {', '.join(changed)}, and measure again: how fast that is shows when it has run")
-    if latency < NO_GAIN * times.consumer:
-        why.append("loading takes less than a twentieth of the consumer's time: without a loader it is nearly as quick")
-    return LoaderAdvice(workers, prefetch, times.wall * 1e3, "; ".join(why), limit.executor)
-
-
-def _batches_ahead(latency: float, period: float, workers: int, batch_size: int) -> int:
-    """Return the number of batches with which no part waits, and two samples for each worker are on their way."""
-    return max(1 + math.ceil(latency / period) if period else 1, math.ceil(2 * workers / batch_size))

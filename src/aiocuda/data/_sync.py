@@ -20,10 +20,11 @@ from ..driver import DriverName
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
 from ..memory import DeviceBuffer
+from ._advice import LoaderAdvice
 from ._batch import Batch
 from ._loader import DataLoader, EpochBatches
 from ._sources import MapSource
-from ._statistics import DeviceBatchesStats, LoaderAdvice, LoaderStats
+from ._statistics import DeviceBatchesStats, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
 from ._to_device import DeviceBatches, DeviceIteration, to_device
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._base._host_use import thread_clock
+from .._base._thread_times import thread_clock
 from .._base._user_code import failure_of
 from ..lowlevel import Jobs
 from ._fields import SampleDecoder
@@ -28,21 +28,20 @@ class ThreadDecoder:
         self._decoder = decoder
         self._has_fields = has_fields
         self._rows = rows
-        self._now = now
-        self._cpu = thread_clock(now)
+        self._clock = thread_clock(now)
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> bool:
         """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        began, cpu_began = self._now(), self._cpu()
+        began = self._clock()
         for row in rows:
             error = self._decode_row(job, row, results)
             if error is not None:
                 errors[row] = error
-        cpu_seconds, seconds = self._cpu() - cpu_began, self._now() - began
-        self._rows.note_seconds(seconds, len(rows))
-        return job.report(rows, results, errors, seconds, cpu_seconds)
+        times = self._clock().minus(began)
+        self._rows.note_seconds(times.seconds, len(rows))
+        return job.report(rows, results, errors, times)
 
     def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
         # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._base._thread_times import ThreadTimes, thread_times
 from .._processes._failures import Failure, failure_from
 from .._processes._messages import Buffer, Parts, Pickled, pickled, receive, send, unpickled
 from .._processes._parent import InheritedFile, Start, end_with_parent, own_end
@@ -71,8 +72,7 @@ class Reply(NamedTuple):
 
     failures: dict[int, Failure]  #: by row
     results: dict[int, Pickled]  #: by row; empty where samples are written into the slot
-    seconds: float
-    cpu_seconds: float  #: of all threads of the process
+    times: ThreadTimes  #: the time on a processor is that of all threads of the process
 
 
 def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
@@ -122,7 +122,7 @@ class _Worker:
         results: dict[int, Pickled] = {}
         arrays = self._arrays(request.slot)
         samples = None if request.samples is None else Parts(request.samples, rest)
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began = _times()
         for at, row in enumerate(request.rows):
             self._status[0] = row
             try:
@@ -136,7 +136,7 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - the parent raises it or skips the sample
                 failures[row] = failure_from(error)
         self._status[0] = NO_ROW
-        return Reply(failures, results, time.perf_counter() - began, time.process_time() - cpu_began)
+        return Reply(failures, results, _times().minus(began))
 
     def _renew(self, pickle: bytes) -> None:
         """Load a source and a decoder in place of the present ones. If that fails, all samples fail."""
@@ -155,6 +155,10 @@ class _Worker:
             begin = self._setup.slots_at + slot * self._setup.slot_bytes
             found = self._slots[slot] = layout.arrays(self._bytes[begin : begin + layout.nbytes])
         return found
+
+
+def _times() -> ThreadTimes:
+    return thread_times()._replace(cpu=time.process_time())
 
 
 def _mapped(fd: int, nbytes: int) -> mmap.mmap:

@@ -154,6 +154,8 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("waited_seconds", "loader_waited_seconds", "Time for which the consumer has waited for batches."),
         _counter("decode_cpu_seconds", "loader_decode_cpu_seconds", "Processor time of decoding."),
         _counter("process_cpu_seconds", "loader_process_cpu_seconds", "Processor time of this process in all epochs."),
+        _counter("decode_queued_seconds", "loader_decode_queued_seconds", "Time of decoding, queued for a processor."),
+        _gauge("throttled_share", "loader_throttled_ratio", "Share of periods in which the quota was used up."),
         _gauge("gil_share", "loader_gil_ratio", "Share of the time in which a thread had to wait for the GIL."),
     ),
     "DeviceBatchesStats": (

@@ -357,7 +357,7 @@ class Pipeline(Owner):
         streams, with one exception: slots whose pinned memory (`Slot.pinned`) is outside the processor's cache make the
         host slower, and the advice says so. Other pinned arrays do not count. Stages that await get as many items at a
         time as the processors are enough for; no more than now if they keep the event loop busy, or if threads share
-        the GIL. To follow it:
+        the GIL, which a run of 4 s measures. To follow it:
         ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``, with stages that have
         ``concurrency=advice.concurrency[name]``. Depth and streams are for that concurrency.
 

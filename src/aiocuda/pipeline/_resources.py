@@ -107,9 +107,9 @@ class PipelineResources:
             self._connect()
 
     def begin_run(self) -> None:
-        """Measure the use of the host until `end_run`; that of the GIL, if functions of the program run in threads."""
+        """Measure the use of the host until `end_run`."""
         if self._is_real:
-            self.host_use.start(with_gil=self.plan.awaits or not self.device.driver.polls_freely)
+            self.host_use.start(asyncio.get_running_loop() if self._probes_gil else None)
 
     def end_run(self) -> None:
         """The run has ended."""
@@ -120,7 +120,14 @@ class PipelineResources:
         if not self._is_real:
             return None
         loop = [0.0] * len(self.plan.stages) if self.loop_times is None else self.loop_times.typical_seconds()
-        return HostTimes(self.host_use.load(), loop, self.ring.busy_seconds / max(1, self.meter.items))
+        period = self.ring.busy_seconds / max(1, self.meter.items)
+        load = self.host_use.load()
+        return HostTimes(load._replace(seconds=load.seconds or 1e-9), loop, period, self._probes_gil)
+
+    @property
+    def _probes_gil(self) -> bool:
+        """True if functions of the program may run in threads."""
+        return self.plan.awaits or not self.device.driver.polls_freely
 
     @property
     def advises(self) -> bool:
