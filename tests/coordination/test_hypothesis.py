@@ -1,4 +1,4 @@
-"""E8, E9: random graphs by Hypothesis, which reduces a failing graph to a small one; V1 to V15 are checked.
+"""E8, E9: random graphs by Hypothesis, which reduces a failing graph to a small one; V1 to V16 are checked.
 
 Each graph runs in virtual time, on a simulated device that decides by chance whatever a device may decide. `make test`
 spends about 10 s of processor time on it, the soak as long as it is configured for.

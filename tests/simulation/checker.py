@@ -189,7 +189,7 @@ class Checker:
             raise ViolationError(self.violations[0])
 
     def _check_driver(self) -> None:
-        """Take over what the driver has found itself (V8, V11, V12), and check V7."""
+        """Take over what the driver has found itself (V8, V11, V12, V16), and check V7."""
         driver = self.driver
         if len(driver.violations) > self._driver_violations:
             for text in driver.violations[self._driver_violations :]:

@@ -260,7 +260,7 @@ async def _pipes(device: Device, checker: Checker) -> None:
         await pipelines.run_pipeline(Actions(seed, [device], checker), device)
 
 
-# V11, V12, V13, V14
+# V11, V12, V13, V14, V16
 
 
 async def uses_without_waiting(device: Device, checker: Checker) -> None:
@@ -310,6 +310,15 @@ async def calls_the_driver_too_often(device: Device, checker: Checker) -> None:
     await asyncio.sleep(0)
 
 
+async def locks_memory_on_the_loop(device: Device, checker: Checker) -> None:
+    await device.load(SPIN)
+    async with device.stream() as stream:
+        stream.launch(SPIN, 1, 1, 1_000_000)
+        array = np.zeros(16)
+        device.driver.pin(array.ctypes.data, array.nbytes)
+        await asyncio.sleep(0)
+
+
 async def reports_an_error_to_the_loop(device: Device, checker: Checker) -> None:
     resources_of(device).loop_states.here().reactor.report("planted", ValueError("planted"))
     await asyncio.sleep(0)
@@ -347,6 +356,7 @@ BREACHES: dict[str, list[Breach]] = {
     "V11": [uses_without_waiting],
     "V12": [fills_a_hardware_queue],
     "V14": [resolves_too_many_operations, calls_the_driver_too_often],
+    "V16": [locks_memory_on_the_loop],
     "P27": [reports_an_error_to_the_loop, leaves_a_failure_unseen, loses_a_task],
 }
 

@@ -224,7 +224,7 @@ class HostWork:
         self._driver = driver
         self._functions: dict[int, Callable[[], object]] = {}
         self._keys = itertools.count(1)
-        self._handle = driver.load(device, Program("submit", "Q", host=self._run))
+        self._handle = driver.load(device, Program("Stream.submit", "Q", host=self._run))
 
     @classmethod
     def of(cls, driver: Driver, device: int) -> HostWork:

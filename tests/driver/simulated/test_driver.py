@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+import aiocuda
 from aiocuda import ClosedError, DeviceFault, InvalidTypeError
 from aiocuda._base._types import Span
+from aiocuda.driver.protocol import Program
 from aiocuda.driver.simulated import Clock, SimulatedDriver
-from aiocuda.driver.simulated._driver import MOST_ENTRIES
+from aiocuda.driver.simulated._driver import MOST_ENTRIES, WAITING
+from aiocuda.testing import SimulatedLoop
 from tests.driver.simulated.kit import Bench
+from tests.helpers import SPIN
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])
@@ -295,6 +301,67 @@ def test_a_method_call_from_a_callback_is_reported() -> None:
         while not bench.driver.violations:
             assert bench.driver.run_next()
     assert bench.driver.violations == ["V8: stream_query was called by a driver's own callback"]
+
+
+def _call_that_waits(driver: SimulatedDriver, method: str, array: npt.NDArray[Any]) -> Callable[[], object]:
+    """Prepare a call of a method, and return it."""
+    address, nbytes = array.ctypes.data, array.nbytes
+    if method == "unpin":
+        driver.pin(address, nbytes)
+        return lambda: driver.unpin(address)
+    if method.endswith("_deallocate"):
+        pinned = method == "pinned_deallocate"
+        own = driver.pinned_allocate(nbytes) if pinned else driver.managed_allocate(0, nbytes)
+        return lambda: getattr(driver, method)(own)
+    program = Program("work", "", host=lambda: None)
+    calls: dict[str, Callable[[], object]] = {
+        "load": lambda: driver.load(0, program),
+        "pin": lambda: driver.pin(address, nbytes),
+        "pinned_allocate": lambda: driver.pinned_allocate(nbytes),
+    }
+    return calls[method]
+
+
+@pytest.mark.parametrize("method", WAITING)
+def test_call_that_waits_for_running_work_is_reported_on_the_thread_of_a_loop(method: str) -> None:
+    bench = Bench(None)
+    driver, stream = bench.driver, bench.stream()
+    array = np.zeros(48)
+    idle, in_job, on_loop = (_call_that_waits(driver, method, part) for part in np.split(array, 3))
+
+    def work() -> Generator[float, float, None]:
+        yield 1.0
+
+    with driver.clock:
+        port = driver.open_port(lambda: None)
+        idle()
+        bench.launch(stream, work)
+        driver.offload(in_job, port, 1)
+        while not port.drain():
+            assert driver.run_next()
+        bench.finish(stream)
+        assert driver.violations == []
+        bench.launch(stream, work)
+        on_loop()
+    assert driver.violations == [
+        f"V16: {method} was called on the thread of the loop while streams [{stream}] have work: {WAITING[method]} "
+        "waits for all running kernels, or holds all launches; call it in a job, by Driver.offload"
+    ]
+
+
+def test_function_of_submit_is_no_call_that_waits() -> None:
+    """It is loaded as a kernel without a GPU only."""
+
+    async def main() -> list[str]:
+        driver = SimulatedDriver(None)
+        async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            await device.load(SPIN)
+            stream.launch(SPIN, 1, 1, 1_000_000)
+            await stream.submit(lambda: None)
+        return driver.violations
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        assert runner.run(main()) == []
 
 
 class _Asked(SimulatedDriver):

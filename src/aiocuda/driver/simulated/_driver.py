@@ -13,19 +13,19 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..._base._clock import Clock, running_clock
 from ...errors import AiocudaError, ClosedError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from .._codes import error_class, translate
 from .._workers import Workers
-from ..protocol import Port
+from ..protocol import Port, Program
 from ..software import Model, Recorded
 from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._replay import NodeWork
 from ..software._work import HostKernelError, KernelCall, Work, used_addresses
-from ..software.rules import Command, IllegalAddressError, Kind, Stream
+from ..software.rules import Command, IllegalAddressError, Kind, PageKind, Stream
 from ._choices import QUERY_NS, WORK_NS, SeededChoices
 from ._order import OrderChecker
 from ._upset import Upset, Upsets
@@ -37,6 +37,21 @@ MOST_ENTRIES = 1_021
 
 #: Methods that change nothing.
 QUERIES = frozenset({"event_query", "stream_query"})
+
+#: Calls of CUDA that wait for all running kernels, or hold the launches of other threads, by the method of the driver.
+WAITING: Final[Mapping[str, str]] = {
+    "load": "cuKernelGetFunction",
+    "managed_deallocate": "cuMemFree",
+    "pin": "cuMemHostRegister",
+    "pinned_allocate": "cuMemHostAlloc",
+    "pinned_deallocate": "cuMemFreeHost",
+    "unpin": "cuMemHostUnregister",
+}
+
+#: The method that releases each kind of host memory.
+_RELEASES: Final[Mapping[PageKind, str]] = {
+    "managed": "managed_deallocate", "pinned": "pinned_deallocate", "registered": "unpin"
+}  # fmt: skip
 
 #: Commands that take no entry of a hardware queue.
 _WITHOUT_ENTRY: frozenset[Kind] = frozenset({"record", "wait", "call", "allocate", "free"})
@@ -404,6 +419,38 @@ class SimulatedDriver(Recorded):
         handle = self._machine.stream(stream).handle
         self._order.wait(handle, event)
         self._note(f"wait for {event} in {handle}")
+
+    # Calls that wait for running work: the methods that only a job may call while there is some
+
+    def load(self, device: int, program: Program) -> int:
+        function = super().load(device, program)
+        if program.name.isidentifier():  # else a function of `Stream.submit`, which is no kernel of CUDA
+            self._check_in_job("load")
+        return function
+
+    def pin(self, address: int, nbytes: int) -> None:
+        self._check_in_job("pin")
+        super().pin(address, nbytes)
+
+    def pinned_allocate(self, nbytes: int) -> int:
+        self._check_in_job("pinned_allocate")
+        return super().pinned_allocate(nbytes)
+
+    def _release(self, kind: PageKind, address: int) -> None:
+        self._check_in_job(_RELEASES[kind])
+        super()._release(kind, address)
+
+    def _check_in_job(self, method: str) -> None:
+        """Record a violation if the thread of a simulated loop makes a call that waits, while the devices have work."""
+        if self._job is not None or running_clock() is None or self._call_error is not None:
+            return
+        with self._lock:
+            busy = [stream.handle for stream in self._machine.busy_streams()]
+        if busy:
+            self.violations.append(
+                f"V16: {method} was called on the thread of the loop while streams {busy} have work: {WAITING[method]} "
+                "waits for all running kernels, or holds all launches; call it in a job, by Driver.offload"
+            )
 
     # Submission
 
