@@ -151,8 +151,9 @@ class StreamOperation(QueuedOperation[T_co]):
         """Note that code of the program gets the failure, if it has a waiter or a callback."""
         waiters = self.waiters
         if waiters is not None and self.kind is not INTERNAL and not poison.had_waiter:
-            each = tuple(waiters) if type(waiters) is Waiters else (waiters,)
-            poison.had_waiter = any(type(waiter) is not Callback or waiter.sees for waiter in each)
+            for waiter in tuple(waiters) if type(waiters) is Waiters else (waiters,):
+                if type(waiter) is not Callback or waiter.sees:
+                    poison.had_waiter = True
 
     def remove_done_callback(self, fn: Callable[[StreamOperation[Any]], object]) -> int:
         check_callback(fn)
