@@ -189,6 +189,13 @@ async def test_states_change_only_as_the_table_allows() -> None:
             recorder.record(*operations)
             await asyncio.sleep(0)
         recorder.record(*operations)
+        with peer.holding_jobs():
+            landing = stream.download(buffer)
+            recorder.record(landing)
+            await until(lambda: landing.state == "landing", "the copy by a thread")
+            recorder.record(landing)
+        await landing
+        recorder.record(landing)
         peer.refuse("fill")
         failing = stream.fill(small, 1)
         recorder.record(failing)
