@@ -209,6 +209,83 @@ def _streams_bound(count: int, tasks: float) -> Row:
     )
 
 
+#: Milliseconds of the longest iteration of the loop, by the name of an action in `stalls`.
+STALL_LIMITS: Mapping[str, float] = {
+    **dict.fromkeys(("pin_64mb", "pinned_1mb", "pinned_256mb"), 15.0),
+    "pinned_512mb": 25.0,
+    **dict.fromkeys(("unified", "new_streams", "pageable_up", "pageable_down", "graph", "pipeline", "loader"), 15.0),
+    **dict.fromkeys(("batcher", "empty_4gb", "load", "first_launch", "trim"), 15.0),
+}
+
+_STALLS = {"seconds": 0.5, "scale": 1.0, "streams": 60, "runs": 2}
+_FEW_STALLS = {"seconds": 0.01, "scale": 1 / 256, "streams": 6, "runs": 1}
+_STALL_BOUNDS = tuple(Bound(f"worst_{name}_ms", at_most=limit) for name, limit in STALL_LIMITS.items())
+
+_STALL_ROWS = (
+    Row(
+        name="stalls_busy",
+        title=f"longest iteration of the loop in {len(STALL_LIMITS)} actions, beside long kernels and a beat of 2 ms",
+        module="stalls",
+        unit="ms",
+        better="lower",
+        baseline="no action",
+        bounds=_STALL_BOUNDS,
+        sizes=_STALLS,
+        small=_FEW_STALLS,
+        group="stalls",
+    ),
+    Row(
+        name="stalls_idle",
+        title="longest iteration of the loop in the same actions, on an idle device",
+        module="stalls",
+        unit="ms",
+        better="lower",
+        baseline="no action",
+        bounds=_STALL_BOUNDS,
+        sizes=_STALLS,
+        small=_FEW_STALLS,
+        group="stalls",
+    ),
+    Row(
+        name="stalls_driver",
+        title="longest launch of a thread, while another one makes a call of CUDA that does not wait",
+        module="raw_stalls",
+        unit="ms",
+        better="lower",
+        baseline="no call",
+        bounds=(Bound("free_launch_ms", at_most=5.0),),
+        sizes={"seconds": 0.5, "scale": 1.0},
+        small={"seconds": 0.01, "scale": 1 / 256},
+        group="stalls",
+    ),
+    Row(
+        name="stalls_peers",
+        title="longest iteration of the loop in the first copy between two devices, beside a kernel of 0.5 s",
+        module="stalls",
+        unit="ms",
+        better="lower",
+        baseline="the second copy",
+        bounds=(Bound("p50", at_most=15.0),),
+        sizes={"seconds": 0.5, "nbytes": MIB},
+        small={"seconds": 0.01},
+        devices=2,
+        group="stalls_x2",
+    ),
+    Row(
+        name="stalls_driver_peers",
+        title="longest launch of a thread, while another one lets a device access the memory of another one",
+        module="raw_stalls",
+        unit="ms",
+        better="lower",
+        baseline="no call",
+        bounds=(Bound("p50", at_most=5.0),),
+        sizes={"seconds": 0.5},
+        small={"seconds": 0.01},
+        devices=2,
+        group="stalls_x2",
+    ),
+)
+
 _ALL = (
     Row(
         name="await_empty_kernel",
@@ -690,6 +767,7 @@ _ALL = (
         small={"handlers": 8, "slice": 0.03, "launches": 50, "repeats": 1, "runs": 2},
         group="waits",
     ),
+    *_STALL_ROWS,
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}

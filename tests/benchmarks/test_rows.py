@@ -70,9 +70,17 @@ HEAVY = {"cluster_dask", "cluster_losses", "service_freeze"}
 OFFERED = {"service_freeze"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.heavy, pytest.mark.slow] if name in HEAVY else []) for name in ROWS]
-)
+#: They start worker processes.
+STARTING = {"stalls_busy", "stalls_idle"}
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in HEAVY:
+        return [pytest.mark.heavy, pytest.mark.slow]
+    return [pytest.mark.slow] if name in STARTING else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
 def test_row_measures_on_the_host_driver(name: str) -> None:
     if name in HEAVY:
         pytest.importorskip("uvicorn" if name == "service_freeze" else "distributed")

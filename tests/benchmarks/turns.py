@@ -22,11 +22,14 @@ class TurnMeter(selectors.DefaultSelector):
         super().__init__()
         self._resumed = perf_counter()
         self._longest = 0.0
+        self._recorded: list[float] | None = None
         self.turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         called = perf_counter()
         self._longest = max(self._longest, called - self._resumed)
+        if self._recorded is not None:
+            self._recorded.append(called - self._resumed)
         self.turns += 1
         ready = super().select(timeout)
         # With work at hand the loop asks with a time-out of 0. Whatever that takes is time that the loop could not
@@ -38,6 +41,16 @@ class TurnMeter(selectors.DefaultSelector):
         """Forget what was; the turn under way counts from here."""
         self._longest = 0.0
         self._resumed = perf_counter()
+
+    def record(self) -> None:
+        """Forget what was, and keep the time of each turn from here on, until `recorded`."""
+        self.reset()
+        self._recorded = []
+
+    def recorded(self) -> list[float]:
+        """Seconds of each turn since `record`, the one under way included."""
+        recorded, self._recorded = self._recorded or [], None
+        return [*recorded, perf_counter() - self._resumed]
 
     def longest(self) -> float:
         """Seconds of the longest turn since `reset`, the one under way included."""

@@ -20,6 +20,7 @@ from aiocuda.completion._waiting_calls import CURES, LONG, MOST_NAMED, WaitingCa
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from tests.helpers import Latch, Peer, open_peer, quickly, until
+from tests.project.tree import ROOT
 
 Action: TypeAlias = Callable[[Device], Awaitable[object]]
 
@@ -125,8 +126,10 @@ CALLS: list[tuple[str, str, Action]] = [
 ]
 
 
-def test_each_call_has_a_cure() -> None:
+def test_each_call_has_a_cure_and_is_on_the_page() -> None:
     assert {name for name, _, _ in CALLS} == set(CURES)
+    page = (ROOT / "docs" / "explanation" / "calls-that-wait.md").read_text(encoding="utf-8")
+    assert [name for name in CURES if f"`{name}`" not in page] == []
 
 
 @pytest.mark.asyncio

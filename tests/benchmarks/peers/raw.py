@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..kernels import nanoseconds
 from ..sources import EMPTY, SPIN
+from .raw_calls import peer_calls, waiting_calls
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -75,6 +76,15 @@ class Raw(Protocol):
     def pageable(self, direction: str, device: int, array: NDArray[np.uint8], stream: Any) -> None:
         """Copy pageable memory, and return when it is done."""
 
+    def waiting_calls(self, scale: float) -> Mapping[str, Callable[[], object]]:
+        """Return calls that may wait for running kernels, and some that do not, by name, for any thread.
+
+        Each is made once, in this order. ``scale`` is a factor for their sizes.
+        """
+
+    def peer_calls(self) -> Mapping[str, Callable[[], object]]:
+        """Return the calls that the first copy between two devices makes, for any thread."""
+
 
 def own_time(raw: Raw, seconds: float) -> float:
     """Seconds that a kernel of ``seconds`` takes on the device, by timing events; median of 9."""
@@ -116,23 +126,23 @@ class RawCuda:
         from cuda.bindings import driver
         from cuda.core import Device, EventOptions, LaunchConfig, Program, ProgramOptions, launch
 
-        self._driver: Any = driver
+        self.driver: Any = driver
         self._device: Any = Device(0)
         self._device.set_current()
         self._event_options: Any = EventOptions
         self._launch: Any = launch
         self._once: Any = LaunchConfig(grid=1, block=1)
         options = ProgramOptions(arch=f"sm_{self._device.arch}")
+        self._compile: Any = lambda source: Program(source, "c++", options).compile("cubin")
         self._kernels: dict[str, Any] = {
-            name: Program(source, "c++", options).compile("cubin").get_kernel(name)
-            for name, source in (("empty", EMPTY), ("spin", SPIN))
+            name: self._compile(source).get_kernel(name) for name, source in (("empty", EMPTY), ("spin", SPIN))
         }
         self._functions: list[object] = []
 
-    def _ask(self, call: str, *arguments: Any) -> Any:
+    def ask(self, call: str, *arguments: Any) -> Any:
         """The call's value; its error, raised."""
-        error, *values = getattr(self._driver, call)(*arguments)
-        if error != self._driver.CUresult.CUDA_SUCCESS:
+        error, *values = getattr(self.driver, call)(*arguments)
+        if error != self.driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{call} answered {error.name}")
         return values[0] if values else None
 
@@ -188,30 +198,30 @@ class RawCuda:
         return float(end - start) / 1e3
 
     def device_memory(self, nbytes: int) -> int:
-        return int(self._ask("cuMemAlloc", nbytes))
+        return int(self.ask("cuMemAlloc", nbytes))
 
     def keep_freed(self) -> None:
-        pool = self._ask("cuDeviceGetDefaultMemPool", self._ask("cuDeviceGet", 0))
-        threshold = self._driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        self._ask("cuMemPoolSetAttribute", pool, threshold, self._driver.cuuint64_t(2**64 - 1))
+        pool = self.ask("cuDeviceGetDefaultMemPool", self.ask("cuDeviceGet", 0))
+        threshold = self.driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        self.ask("cuMemPoolSetAttribute", pool, threshold, self.driver.cuuint64_t(2**64 - 1))
 
     def allocate(self, stream: Any, nbytes: int) -> int:
-        return int(self._ask("cuMemAllocAsync", nbytes, stream.handle))
+        return int(self.ask("cuMemAllocAsync", nbytes, stream.handle))
 
     def free(self, stream: Any, address: int) -> None:
-        self._ask("cuMemFreeAsync", address, stream.handle)
+        self.ask("cuMemFreeAsync", address, stream.handle)
 
     def fill(self, stream: Any, address: int, nbytes: int) -> None:
-        self._ask("cuMemsetD8Async", address, 1, nbytes, stream.handle)
+        self.ask("cuMemsetD8Async", address, 1, nbytes, stream.handle)
 
     def pinned(self, nbytes: int) -> int:
-        return int(self._ask("cuMemHostAlloc", nbytes, 0))
+        return int(self.ask("cuMemHostAlloc", nbytes, 0))
 
     def upload(self, stream: Any, target: int, source: int, nbytes: int) -> None:
-        self._ask("cuMemcpyHtoDAsync", target, source, nbytes, stream.handle)
+        self.ask("cuMemcpyHtoDAsync", target, source, nbytes, stream.handle)
 
     def download(self, stream: Any, target: int, source: int, nbytes: int) -> None:
-        self._ask("cuMemcpyDtoHAsync", target, source, nbytes, stream.handle)
+        self.ask("cuMemcpyDtoHAsync", target, source, nbytes, stream.handle)
 
     def pageable(self, direction: str, device: int, array: NDArray[np.uint8], stream: Any) -> None:
         if direction == "up":
@@ -219,3 +229,14 @@ class RawCuda:
         else:
             self.download(stream, array.ctypes.data, device, array.nbytes)
         self.synchronize(stream)
+
+    def cubin(self, source: str) -> bytes:
+        """Compile CUDA C++ for the device."""
+        code: bytes = self._compile(source).code
+        return code
+
+    def waiting_calls(self, scale: float) -> Mapping[str, Callable[[], object]]:
+        return waiting_calls(self, scale)
+
+    def peer_calls(self) -> Mapping[str, Callable[[], object]]:
+        return peer_calls(self)

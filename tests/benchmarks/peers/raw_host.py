@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from aiocuda.driver.protocol import Driver, Program
 
 from ..kernels import nanoseconds
+
+MIB = 1 << 20
 
 
 class RawHost:
@@ -100,3 +102,31 @@ class RawHost:
             self.synchronize(stream)
             ctypes.memmove(array.ctypes.data, block, array.nbytes)
         self._driver.pinned_deallocate(block)
+
+    def waiting_calls(self, scale: float) -> Mapping[str, Callable[[], object]]:
+        """Those that this driver has."""
+        driver, stream, made = self._driver, self.stream(), dict[str, int]()
+        array, small, large = np.ones(round(256 * MIB * scale), np.uint8), MIB, round(4096 * MIB * scale)
+        address, program = array.ctypes.data, Program("new", "", host=lambda: None)
+        return {
+            "kernel_function": lambda: driver.load(0, program),
+            "host_alloc_1mb": lambda: made.update(pinned=driver.pinned_allocate(small)),
+            "host_free_1mb": lambda: driver.pinned_deallocate(made["pinned"]),
+            "host_register_256mb": lambda: driver.pin(address, array.nbytes),
+            "host_unregister": lambda: driver.unpin(address),
+            "managed_alloc": lambda: made.update(managed=driver.managed_allocate(0, small)),
+            "managed_free": lambda: driver.managed_deallocate(made["managed"]),
+            "pool_alloc_4gb": lambda: made.update(pool=driver.allocate(0, large, stream)),
+            "pool_free": lambda: driver.deallocate(made["pool"], stream),
+            "pool_trim": lambda: driver.pool_trim(0, 0),
+            "streams_60": lambda: [driver.stream_create(0, 0) for _ in range(60)],
+        }
+
+    def peer_calls(self) -> Mapping[str, Callable[[], object]]:
+        """The copy itself: this driver enables nothing."""
+        driver, stream, there = self._driver, self.stream(), self._driver.stream_create(1, 0)
+        target, source = driver.allocate(0, MIB, stream), driver.allocate(1, MIB, there)
+        driver.fill(there, source, b"\x01", MIB)
+        driver.stream_synchronize(there)
+        driver.stream_synchronize(stream)
+        return {"copy_peer": lambda: driver.copy_peer(stream, target, 0, source, 1, MIB)}
