@@ -196,7 +196,7 @@ def test_nothing_of_the_host_is_measured_in_virtual_time() -> None:
 
 # -- the numbers and the texts -----------------------------------------------------------------------------------------
 
-GIL, LOOP = "threads share the GIL, and have it for", "the event loop has the GIL for most of the time, 95%"
+GIL, LOOP = "threads share the GIL, and have it for", "the event loop has the GIL for 95% of the time"
 OTHERS, QUOTA = (
     "other programs have the processors: the event loop was queued for one for 0.5 s of 1 s",
     "has used up its quota in 50% of the periods",

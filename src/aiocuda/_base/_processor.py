@@ -26,8 +26,7 @@ def last_level_cache(directory: Path = Path("/sys/devices/system/cpu/cpu0/cache"
 def processors(root: Path = Path("/")) -> int:
     """Return the number of processors that this process may use: by its affinity, and by the quota of its group."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for group in _control_groups(root) if (quota := _quota(group)) is not None]
-    return max(1, min([count, *map(int, quotas)]))
+    return max(1, min([count, *map(int, _quotas(root).values())]))
 
 
 def throttled_periods(root: Path = Path("/")) -> tuple[int, int]:
@@ -44,29 +43,24 @@ def throttled_periods(root: Path = Path("/")) -> tuple[int, int]:
 @functools.cache
 def _statistics_of_quota(root: Path) -> Path | None:
     """Return the file for the group with the smallest quota; None if there is no quota."""
-    quotas = {group: quota for group in _control_groups(root) if (quota := _quota(group)) is not None}
+    quotas = _quotas(root)
     return min(quotas, key=quotas.__getitem__) / "cpu.stat" if quotas else None
 
 
-def _control_groups(root: Path) -> list[Path]:
-    """Return the directories of the groups of this process that may have a quota, of both versions, the root last."""
-    found = []
+def _quotas(root: Path) -> dict[Path, float]:
+    """Return the quotas of processors, by the directory of the control group. Groups of both versions, and above."""
+    found = {}
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, name = line.split(":", 2)
-            if not controllers or "cpu" in controllers.split(","):
-                top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-                path = Path(name.lstrip("/"))
-                found += [top / part for part in (path, *path.parents)]
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top, path = root / "sys/fs/cgroup" / ("cpu" if controllers else ""), Path(name.lstrip("/"))
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            for group in (path, *path.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such group; or "max", no quota
+                    numbers = "".join((top / group / file).read_text(encoding="ascii") for file in files)
+                    quota, period = map(int, numbers.split())
+                    if quota > 0:
+                        found[top / group] = quota / period
     return found
-
-
-def _quota(group: Path) -> float | None:
-    """Return the processors that a group may use on average; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
-        return int(quota) / int(period)  # ValueError without a limit: it is "max"
-    with contextlib.suppress(OSError, ValueError):
-        quota = (group / "cpu.cfs_quota_us").read_text(encoding="ascii")
-        return int(quota) / int((group / "cpu.cfs_period_us").read_text(encoding="ascii")) if int(quota) > 0 else None
-    return None
