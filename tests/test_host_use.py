@@ -17,7 +17,7 @@ import pytest
 
 from aiocuda._base import _host_use, _thread_times
 from aiocuda._base._host_use import HostLoad, HostUse
-from aiocuda._base._processor import processors, throttled_periods
+from aiocuda._base._processor import processors_within_quota, throttled_periods
 from aiocuda._base._thread_times import ThreadTimes, thread_clock, thread_times
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import block_until, in_a_child, in_thread
@@ -184,5 +184,5 @@ def test_processors_are_at_most_the_quota_of_the_control_group(
     for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert processors(tmp_path) == (quota or 64)
+    assert processors_within_quota(tmp_path) == (quota or 64)
     assert throttled_periods(tmp_path) == periods

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Schedstat", "ThreadTimes", "thread_clock", "thread_times"]
+__all__ = ["Schedstat", "ThreadTimes", "pread", "thread_clock", "thread_times"]
 
 # In a call that releases the GIL, a thread beside others in Python code loses it for 5 ms. This one takes 2 µs.
-_pread: Callable[..., int] = ctypes.PyDLL(None).pread if sys.platform == "linux" else lambda *_: -1
+pread: Callable[..., int] = ctypes.PyDLL(None).pread if sys.platform == "linux" else lambda *_: -1
 
 
 class ThreadTimes(NamedTuple):
@@ -56,7 +56,7 @@ class Schedstat:
     def queued(self) -> float:
         """Return the seconds for which the thread has been queued for a processor so far; 0.0 if it is not known."""
         try:
-            known = _pread(self._descriptor, self._buffer, 63, 0) > 0
+            known = pread(self._descriptor, self._buffer, 63, 0) > 0
             return int(self._buffer.value.split()[1]) * 1e-9 if known else 0.0
         except (ValueError, IndexError):  # other code has closed the descriptor, and opened a file
             return 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from .._base._host_use import PROBED_AFTER
 from .._base._limits import BUSY, MUCH_GIL, HostLimit, HostWork, in_flight, ms
-from .._base._processor import processors
+from .._base._processor import processors_within_quota
 from ..errors import BusyError
 from ._options import MAX_PREFETCH, Executor
 
@@ -197,7 +197,7 @@ def advise(stats: LoaderStats, batch_size: int, prefetch: int, samples: int) -> 
     """
     if not stats.batches:
         raise BusyError("no batch has been delivered yet: load some batches first, then ask again")
-    available, count = processors(), stats.batches
+    available, count = processors_within_quota(), stats.batches
     limit, work = part_limit_of(stats, available), _decoding(stats, available)
     consumer, upload = stats.consumer_seconds / count, stats.upload_seconds / count
     why = [

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .._base._host_use import HostUse
-from .._base._processor import processors
+from .._base._processor import processors_within_quota
 from .._base._thread_times import ThreadTimes
 from ..pipeline import Bottleneck
 from ._advice import part_limit_of
@@ -115,7 +115,7 @@ class LoaderStats:
         """
         if not self.batches or not self.wall_seconds:
             return Bottleneck("", "nothing", 0.0, "no batch has been delivered yet")
-        limit = part_limit_of(self, processors())
+        limit = part_limit_of(self, processors_within_quota())
         kind = limit.name if limit.name in ("consumer", "source") else "stage"
         return Bottleneck(limit.name, kind, limit.share, limit.why)
 

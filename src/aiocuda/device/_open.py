@@ -20,6 +20,7 @@ from .._base._clock import running_clock
 from .._base._log import log, prepare
 from .._base._mistakes import add_reader
 from .._base._off_loop import off_loop
+from .._base._processor import throttled_periods
 from .._base._types import DeviceProperties, SourceLine
 from .._core._form import BUILD, VARIABLE, form
 from ..completion._policy import CompletionPolicy, PolicyName
@@ -101,8 +102,9 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
 
 
 def _first_use(driver: Driver, index: int, streams_ahead: int) -> DeviceProperties:
-    """Open a device, make streams ahead, and import the packages that are used from now on. **May block.**"""
+    """Open a device, make streams ahead, and read and import what is used from now on. **May block.**"""
     prepare()
+    throttled_periods()
     properties = driver.device_open(index)
     if streams_ahead:
         driver.stream_reserve(index, streams_ahead)

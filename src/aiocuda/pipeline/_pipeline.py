@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._base._owner import Owner
-from .._base._processor import last_level_cache, processors
+from .._base._processor import last_level_cache, processors_within_quota
 from .._base._scope import Outcome, Scope, unlimited
 from .._base._shutdown import finish_shielded
 from .._base._types import SourceLine
@@ -369,8 +369,8 @@ class Pipeline(Owner):
         resources = self._resources
         ring, watch = resources.ring, resources.blocking_watch
         return advise(
-            resources.plan, resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(), processors(),
-            () if watch is None else watch.blocking, resources.host_times(),
+            resources.plan, resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(),
+            processors_within_quota(), () if watch is None else watch.blocking, resources.host_times(),
         )  # fmt: skip
 
     def reset_statistics(self) -> None:
