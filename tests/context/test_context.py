@@ -351,7 +351,8 @@ async def test_memory_that_entering_takes(name: Any, most: int, by: str, asynchr
             finally:
                 tracemalloc.stop()
             taken.append(after - before)
-        assert min(taken) <= most, taken
+        more = 5_000 if sys.version_info >= (3, 14) else 0
+        assert min(taken) <= most + more, taken
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
