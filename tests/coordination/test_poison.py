@@ -30,7 +30,7 @@ from aiocuda.coordination._dependencies import MOST_UNDELIVERED
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory._accesses import Ranges
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
-from tests.helpers import TRAP, Peer, Reports, jobs_done, open_peer, quickly, until
+from tests.helpers import PATIENCE, TRAP, Peer, Reports, jobs_done, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -576,6 +576,25 @@ async def test_the_stream_of_a_failed_operation_is_usable_once_the_failure_was_d
             await quickly(stream.download(buffer))
         assert isinstance(refused.exception(), DriverError)
         np.testing.assert_array_equal(await quickly(stream.download(buffer)), ONES)  # not checked here
+
+
+async def test_wait_that_begins_after_a_fault_gets_the_fault() -> None:
+    """Also before the coordinator has noticed it, though the task waits for a bracket that it has entered itself."""
+    with Peer() as peer, Reports():
+        device = await aiocuda.open_device(driver=peer.driver)
+        coordinator = AsyncCoordinator(device)
+        bracket = coordinator.operation("kernel")
+        await bracket.__aenter__()
+        node = coordinator.upload(ONES, after=bracket)
+        with peer.inner._lock:
+            peer.inner._fail(719, 0, "a fault of the test", ZeroDivisionError())
+        with pytest.raises(DeviceFault):
+            async with asyncio.timeout(PATIENCE):
+                await node  # in this very task
+        with pytest.raises(DeviceFault):
+            await bracket.__aexit__(None, None, None)
+        await quickly(coordinator.aclose())
+        await device.aclose()
 
 
 async def test_device_fault_ends_nodes_that_wait_to_be_skipped() -> None:

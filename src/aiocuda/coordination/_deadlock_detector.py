@@ -121,9 +121,9 @@ class DeadlockDetector:
 
     def _can_be_submitted(self, node: ScheduledNode[Any], stuck: Collection[asyncio.Task[Any]]) -> bool:
         """True if the node can be submitted although none of the ``stuck`` tasks ever continues."""
-        if node.phase >= SUBMITTED:
-            return True
         scheduler = self._scheduler
+        if node.phase >= SUBMITTED or scheduler.driver.fault is not None:  # after a fault, each node fails
+            return True
         if not scheduler.others and not any(task is not None and task in stuck for task in scheduler.open.values()):
             return True  # no stuck task holds a bracket, so all prerequisites and places make progress
         has_place: dict[Scheduler, bool] = {}
