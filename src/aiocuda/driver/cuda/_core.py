@@ -198,7 +198,7 @@ class Core(ProcessLocal):
         self._fault_lock = threading.Lock()
         self._import_lock = threading.Lock()  # around what counts imports
         self.registry: dict[Any, Any] = {}
-        self._fault: DeviceFault | None = None
+        self.fault: DeviceFault | None = None
         self._library: Library | None = None
         self._forked = False
 
@@ -222,22 +222,18 @@ class Core(ProcessLocal):
 
     # The latch
 
-    @property
-    def fault(self) -> DeviceFault | None:
-        return self._fault
-
     def blame(self, operation: str) -> None:
         with self._fault_lock:
-            fault = self._fault
+            fault = self.fault
             if fault is not None and fault.operation is None:
                 facts = {**fault.__dict__, "operation": operation}
-                self._fault = DeviceFault(f"{fault.args[0]} (first seen by {operation})", **facts)
+                self.fault = DeviceFault(f"{fault.args[0]} (first seen by {operation})", **facts)
 
     def _latch(self, fault: DeviceFault) -> None:
         with self._fault_lock:
-            if self._fault is not None:
+            if self.fault is not None:
                 return
-            self._fault = fault
+            self.fault = fault
             faulted = Calls.answering(_FAULTED)
             self.native.closed.value = 1
             self.keep_gil.replace_with(faulted)
@@ -250,8 +246,8 @@ class Core(ProcessLocal):
         """Return the error for a code; latch a fault. It is not raised here, so that a method can add details."""
         if self._forked:  # a child may have been forked in the middle of a method
             return ForkedProcessError(FORKED)
-        if self._fault is not None:
-            return AiocudaError.again(self._fault)  # the program may not get this one
+        if self.fault is not None:
+            return AiocudaError.again(self.fault)  # the program may not get this one
         if code == _STALE:
             return StaleHandleError(f"{call}: the stream has been destroyed")
         if code == _NOT_OPEN or self._library is None:
@@ -262,7 +258,7 @@ class Core(ProcessLocal):
         error = translate(code, call, *self._library.describe(code), device)
         if isinstance(error, DeviceFault):
             self._latch(error)
-            return AiocudaError.again(self._fault or error)
+            return AiocudaError.again(self.fault or error)
         return error
 
     def fail(self, call: str, code: int, device: int = ANY_DEVICE) -> NoReturn:
@@ -282,11 +278,11 @@ class Core(ProcessLocal):
     @property
     def has_faulted(self) -> bool:
         """True after a fault: nothing can be released then, and the end of the process releases everything."""
-        return self._fault is not None and not self._forked
+        return self.fault is not None and not self._forked
 
     def check(self) -> None:
         """Raise if the process has forked or a fault is latched. For methods that may not call CUDA."""
-        if self._forked or self._fault is not None:
+        if self._forked or self.fault is not None:
             self.fail("", _FAULTED)
 
     # Handles

@@ -362,7 +362,7 @@ class CudaStreams(CudaNative):
 
     def end_queries(self) -> None:
         """Restore the capture mode. The exchange is its own inverse: it has stored the previous mode."""
-        if self._fault is None or self._forked:
+        if self.fault is None or self._forked:
             self._exchange_capture_mode()
 
     def _exchange_capture_mode(self) -> None:
