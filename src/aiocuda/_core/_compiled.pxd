@@ -116,6 +116,7 @@ cdef class QueuedOperation(Operation):
     cdef public Estimate estimate
     cdef public Lease lease
     cdef public double submitted_at
+    cpdef forget_call(self)
     cpdef bint add_waiter(self, object waiter) except -1
     cpdef wake_waiters(self)
     @cython.locals(countdown=Countdown)
@@ -145,7 +146,12 @@ cdef class Ring:
     @cython.locals(lease=Lease)
     cpdef follow(self, QueuedOperation operation)
     cpdef last_work(self)
-    cpdef attend(self)
+    @cython.locals(operation=QueuedOperation, estimate=Estimate, refill=cython.Py_ssize_t, index=cython.Py_ssize_t,
+                   repeats=cython.bint, copies_out=cython.bint)
+    cpdef awaited(self)
+    cpdef attend(self, QueuedOperation operation=*)
+    @cython.locals(now=cython.double, lease=Lease)
+    cpdef submit(self, QueuedOperation operation, object call, object arguments, bint ahead=*)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
     @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
                    proven=QueuedOperation, target=QueuedOperation, lease=Lease)
@@ -165,7 +171,7 @@ cdef class Ring:
     cpdef linger(self, QueuedOperation operation, object gathered=*)
     @cython.locals(longest=cython.double, estimate=Estimate)
     cdef double _patience(self, QueuedOperation operation, double now) except -1
-    @cython.locals(listened=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,
+    @cython.locals(listened=cython.bint, is_special=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,
                    resolved=cython.Py_ssize_t, done=cython.Py_ssize_t, timed=cython.Py_ssize_t, now=cython.double,
                    lease=Lease, countdown=Countdown)
     cdef Py_ssize_t _resolve(self, Py_ssize_t known, Py_ssize_t most) except -1
@@ -175,6 +181,9 @@ cdef class Ring:
     cdef bint _is_done(self, Lease lease) except -1
     @cython.locals(busy=cython.double, start=cython.double)
     cdef _after_resolving(self, Estimate sampled, QueuedOperation first, QueuedOperation last, Py_ssize_t timed, double now)
+
+@cython.locals(operation=QueuedOperation)
+cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object made=*)
 
 cdef class BoundCall:
     cdef public Ring queue

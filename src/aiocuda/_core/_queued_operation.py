@@ -87,7 +87,7 @@ class QueuedOperation(Operation[T_co]):
             if self.status < DONE:
                 waiter: asyncio.Future[None] = queue.loop.create_future()
                 self.add_waiter(waiter)
-                queue.attend()
+                queue.attend(self)  # type: ignore[arg-type]
                 try:
                     yield from waiter
                 finally:
@@ -111,6 +111,11 @@ class QueuedOperation(Operation[T_co]):
 
     def report_await(self) -> None:
         """Call the listeners that wait for an await of this operation, which has finished."""
+
+    def forget_call(self) -> None:
+        """Release the call and its arguments: the operation has left the host queue."""
+        self.gate = self.call = None
+        self.arguments = ()
 
     # -- waiters --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,9 @@ __all__ = ["Obstacle", "Ring", "new_operation"]
 #: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
 GLANCE_SECONDS = 20e-6
 
+#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
+REPEATED = 3
+
 #: Seconds from which a query that is repeated must let signals and other threads in.
 LONG = 0.001
 
@@ -220,10 +223,11 @@ class Ring:
         last = pending[-1]
         return None if last.value is not None or last.lease is None else (self.handle, last)
 
-    def attend(self) -> None:
-        """Have the reactor watch the queue: an operation of it has a waiter."""
+    def attend(self, operation: StreamOperation[Any] | None = None) -> None:
+        """Have the reactor watch the queue: an operation of it has a waiter, ``operation`` if the caller knows it."""
         if self.watch.polling:
-            self._target = None  # this operation may be older
+            if operation is None or self._target is None or operation.id < self._target.id:
+                self._target = None  # the operation may be older
         elif self.pending or self.watch.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
 
@@ -244,6 +248,45 @@ class Ring:
         """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
         self.after_wait = True
         self.unmarked_wait_at = self.enqueued
+
+    def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]:
+        """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
+
+        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
+        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
+        when it is half empty.
+        """
+        pending = self.pending
+        refill = len(pending) // 2 if self.on_host else -1
+        expected: float | None = None
+        repeats = True
+        countdown: object = None
+        found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
+        for index, operation in enumerate(pending):
+            if index == 0:
+                expected = max(operation.submitted_at, self.last_resolved)
+            estimate = operation.estimate
+            seconds = None if estimate is None else estimate.seconds
+            if estimate is None or seconds is None or expected is None:
+                expected, repeats = None, False
+            else:
+                expected += seconds
+                repeats = repeats and estimate.agreed >= REPEATED
+            waiter = operation.waiters
+            copies_out = operation.extra is not None and operation.extra.copy_out is not None
+            if waiter is None and not copies_out and index != refill:
+                continue
+            if countdown is None:
+                found = operation, expected, repeats
+                if type(waiter) is not Countdown or copies_out or index == refill:
+                    break
+                countdown = waiter
+            elif waiter is countdown and not copies_out:
+                found = operation, expected, repeats
+            else:
+                break
+        self._target = found[0]
+        return found
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -305,7 +348,8 @@ class Ring:
             operation.submitted_at = now  # not earlier: see `_record_late`
             lease = operation.lease or (self.idle_leases.pop() if self.idle_leases else self.device_state.leases.take())
             try:
-                self._record(lease.handle)
+                if self._native is None or not self._native.enqueue((), lease):
+                    self._record(lease.handle)
             except BaseException:
                 self.return_lease(operation, lease)
                 raise
@@ -538,7 +582,7 @@ class Ring:
 
     # -- resolve -------------------------------------------------------------------------------------------------------
 
-    def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - as `submit`
+    def _resolve(self, known: int, most: int) -> int:
         """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
         pending = self.pending
         listened = self.device_state.listeners is not None or bool(self.device_state.starts)
@@ -569,15 +613,14 @@ class Ring:
                 if estimate is not INSTANT:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
-                if self.reports.resolved(head) if listened else extra is not None:
-                    if not self._finish_special(head):
-                        continue
-                else:
-                    lease, head.lease = head.lease, None
-                    if lease is not None and not lease.lent:  # as `EventLeases.give`, without 60 ns for the call
-                        lease.generation += 1
-                        lease.home.append(lease)
-                    head.keep = None  # after the event: the finaliser of a user's `Event` may return it
+                is_special = self.reports.resolved(head) if listened else extra is not None
+                lease, head.lease = head.lease, None
+                if lease is not None and not lease.lent:  # as `EventLeases.give`, without 60 ns for the call
+                    lease.generation += 1
+                    lease.home.append(lease)
+                head.keep = None  # after the event: the finaliser of a user's `Event` may return it
+                if is_special and not self._finish_special(head):
+                    continue
                 head.status = DONE
                 if head.kind is not INTERNAL:
                     done += 1
@@ -663,7 +706,6 @@ class Ring:
             self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
             label: str | None,
         ) -> StreamOperation[Any]: ...  # fmt: skip
-        def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]: ...
         def _skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool: ...
         def _submit_observed(
             self, listeners: Listeners, operation: StreamOperation[Any], call: Callable[..., object] | None,

@@ -257,11 +257,6 @@ class StreamOperation(QueuedOperation[T_co]):
             on_settled, extra.on_settled = extra.on_settled, None
             on_settled()
 
-    def forget_call(self) -> None:
-        """Release the call and its arguments: the operation has left the host queue."""
-        self.gate = self.call = None
-        self.arguments = ()
-
     def fail_in_turn(self, failure: Failure, error: BaseException) -> None:
         """Set the failure that the operation takes when its turn comes."""
         self.failure = failure

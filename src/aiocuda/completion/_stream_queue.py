@@ -25,7 +25,6 @@ from .._core import (
     RECORDED,
     SHARED,
     SUBMITTED,
-    Countdown,
     Estimate,
     Obstacle,
     Ring,
@@ -44,15 +43,11 @@ from ._submission import SUBMIT_AHEAD, SubmissionLimit
 from ._unseen_failure import UnseenFailure
 
 if TYPE_CHECKING:
-    from .._base._wakeups import Waiters
-    from .._core import Lease, Waiter
+    from .._core import Lease
     from ._device_state import DeviceState
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
-
-#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
-REPEATED = 3
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
@@ -449,45 +444,6 @@ class StreamQueue(Ring):
         if self.on_host:
             self.host_queue.pump()
 
-    def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]:
-        """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
-
-        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
-        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
-        when it is half empty.
-        """
-        pending = self.pending
-        refill = len(pending) // 2 if self.on_host else -1
-        expected: float | None = None
-        repeats = True
-        countdown: Waiter | Waiters[Waiter] | None = None
-        found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
-        for index, operation in enumerate(pending):
-            if index == 0:
-                expected = max(operation.submitted_at, self.last_resolved)
-            estimate = operation.estimate
-            seconds = None if estimate is None else estimate.seconds
-            if estimate is None or seconds is None or expected is None:
-                expected, repeats = None, False
-            else:
-                expected += seconds
-                repeats = repeats and estimate.agreed >= REPEATED
-            waiter = operation.waiters
-            copies_out = operation.extra is not None and operation.extra.copy_out is not None
-            if waiter is None and not copies_out and index != refill:
-                continue
-            if countdown is None:
-                found = operation, expected, repeats
-                if type(waiter) is not Countdown or copies_out or index == refill:
-                    break
-                countdown = waiter
-            elif waiter is countdown and not copies_out:
-                found = operation, expected, repeats
-            else:
-                break
-        self._target = found[0]
-        return found
-
     def is_stuck(self) -> bool:
         """Return whether its oldest operation is known to be unfinished, by one query.
 
@@ -513,17 +469,11 @@ class StreamQueue(Ring):
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
 
     def _finish_special(self, operation: StreamOperation[Any]) -> bool:
-        """Give back what an operation with an `Extra` holds; call its `on_settled`.
+        """Call the `on_settled` of an operation with an `Extra`.
 
         Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
         """
-        lease, extra = operation.lease, operation.extra
-        if lease is not None:
-            operation.lease = None
-            if not lease.lent:
-                lease.generation += 1
-                lease.home.append(lease)
-        operation.keep = None
+        extra = operation.extra
         assert extra is not None
         on_settled = extra.on_settled
         if on_settled is not None:
