@@ -31,6 +31,9 @@ WATCHDOG = Reactor._watch.__code__
 #: Items of a pipeline before the count, so that few of them are timed; and items that are counted.
 WARM_ITEMS, ITEMS = 1024, 64
 
+#: Functions that are submitted at once. All but two of them wait on the host.
+FUNCTIONS = 64
+
 #: Requests of a batcher. The last one is counted.
 REQUESTS = 16
 
@@ -47,6 +50,10 @@ class CountedDriver(IdleDriver):
     def now(self) -> float:
         self._time += 1e-7
         return self._time
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Steps:
@@ -100,7 +107,7 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
             "launch": lambda: stream.launch(kernel, 1, 1, buffer),
             "empty and free": lambda: stream.empty(64).free(),
             "upload of a small array": lambda: uploads.append(stream.upload(array)),
-            "submit": lambda: of_functions.submit(print, end=""),
+            "submit": lambda: of_functions.submit(_nothing),
         }
         for name, path in paths.items():
             for _ in range(5):
@@ -111,6 +118,10 @@ async def count_steps() -> dict[str, tuple[Steps, int]]:
             with Steps() as steps:
                 path()
             counted[name] = steps, 1
+        for _ in range(3):
+            with Steps() as steps:
+                await aiocuda.gather(*[of_functions.submit(_nothing) for _ in range(FUNCTIONS)])
+        counted["submit of one of many"] = steps, FUNCTIONS
         async with aiocuda.AsyncCoordinator(device) as coordinator:
             for _ in range(5):
                 await coordinator.compute(kernel, 1, 1, buffer)

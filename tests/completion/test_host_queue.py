@@ -10,6 +10,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
+from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
 from tests.helpers import AFFINE, SAXPY, TRAP, Latch, Peer, block_until, open_peer, quickly, turns, until
 from tests.memory.others import handle as handle_of
@@ -173,6 +174,33 @@ async def test_wait_for_an_operation_that_is_abandoned_while_it_is_queued() -> N
             latch.release()
             await quickly(result)
             assert (await quickly(download) == 2).all()  # the order is kept
+
+
+async def test_operations_behind_the_same_gate_ask_it_only_when_it_may_have_opened() -> None:
+    """A hundred functions that wait for one place cost one question each, not one for each enqueue of another."""
+
+    class Gate:
+        is_open, asked = False, 0
+
+        def ready(self, operation: Operation[Any]) -> bool:
+            self.asked += 1
+            return self.is_open
+
+        def failure(self) -> None:
+            return None
+
+    async with open_peer() as (_, device):
+        stream, latch, gate = device.stream(), Latch(device), Gate()
+        queue = stream_queue(stream)
+        latch.hold(stream)
+        await latch.held()
+        operations = [queue.enqueue_gated("wait", gate, None, ()) for _ in range(100)]
+        assert gate.asked == 1
+        gate.is_open = True
+        queue.host_queue.pump()
+        assert gate.asked == 101
+        latch.release()
+        await quickly(aiocuda.gather(*operations))
 
 
 async def test_first_launch_waits_for_its_kernel_and_later_operations_wait_for_the_launch(stream: Stream) -> None:

@@ -30,6 +30,7 @@ from aiocuda import (
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.completion._submission_pace import SubmissionPace
 from aiocuda.driver.host import HostDriver
+from aiocuda.lowlevel import submit_call
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, PATIENCE, Latch, Peer, Reports, open_peer, quickly, until
 
@@ -386,16 +387,15 @@ async def test_functions_take_a_limited_time_of_each_iteration_of_the_loop() -> 
 def test_short_functions_need_no_callback_at_the_end_of_the_iteration() -> None:
     callbacks: list[Any] = []
     loop: Any = SimpleNamespace(call_soon=callbacks.append)
-    queue: Any = object()
     pace = SubmissionPace(loop)
     for _ in range(4):
         pace.add(1e-4)
     assert not callbacks
     for _ in range(46):
-        assert pace.allows(queue)
+        assert not pace.is_used_up
         pace.add(1e-4)
     assert len(callbacks) == 1
-    assert not pace.allows(queue)
+    assert pace.is_used_up
 
 
 @pytest.mark.asyncio
@@ -414,6 +414,44 @@ async def test_operation_that_waited_for_the_next_iteration_is_watched() -> None
             latch.release()
             assert await quickly(waiting) == 2
             await quickly(held)
+
+
+@pytest.mark.asyncio
+async def test_function_that_waited_is_called_when_the_one_before_is_done() -> None:
+    """Not in the middle of its resolution."""
+    async with open_peer() as (peer, device):
+        peer.wants_image = True
+        stream = device.stream(submit_ahead=1)
+        peer.wants_image = False
+        operations: list[aiocuda.Operation[Any]] = [stream.submit(lambda: 1)]
+        operations.append(stream.submit(lambda: operations[0].seen_state))
+        assert await quickly(operations[1]) == "done"
+
+
+@pytest.mark.asyncio
+async def test_result_lives_no_longer_than_its_operation() -> None:
+    """The count of unfinished functions holds none."""
+    async with open_peer() as (peer, device):
+        stream = stream_of_a_gpu(peer, device)
+        results = [weakref.ref(await quickly(stream.submit(Tracked))) for _ in range(3)]
+        assert [result() for result in results] == [None] * 3
+
+
+@pytest.mark.asyncio
+async def test_integration_gets_the_results_that_are_wanted() -> None:
+    """When the device has finished; neither None, nor the result of an abandoned operation."""
+    got: list[int] = []
+    async with open_peer() as (peer, device):
+        stream, latch = stream_of_a_gpu(peer, device), Latch(device)
+        latch.hold(stream)
+        await latch.held()
+        calls = [lambda value=value: value for value in (1, None, 2, 3)]
+        operations = [submit_call(stream, call, "call", got.append, (), {}) for call in calls]
+        operations[2].abandon()
+        assert not got
+        latch.release()
+        await quickly(stream.synchronize())
+    assert got == [1, 3]
 
 
 @pytest.mark.asyncio
@@ -438,8 +476,9 @@ async def test_ctrl_c_in_a_paced_function_loses_no_other() -> None:
     with Reports() as reports:
         pace.add(1.0)
         queues: list[Any] = [Queue(number) for number in range(7)]
+        assert pace.is_used_up
         for queue in queues:
-            assert not pace.allows(queue)
+            pace.put_off(queue)
         await until(lambda: len(pumped) == 7)
     assert pumped == list(range(7))
     assert [type(context["exception"]) for context in reports.contexts] == [ZeroDivisionError]

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import inspect
 import operator
+from inspect import CO_COROUTINE
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
     "as_count", "as_integer", "check_callback", "check_deadline", "check_integer", "check_seconds", "check_timeout",
-    "flag", "is_coroutine_function", "is_function", "several",
+    "flag", "is_coroutine_function", "is_function", "is_plain", "several",
 ]  # fmt: skip
 
 
@@ -105,11 +106,16 @@ def several(things: Any, what: str) -> list[Any]:
     return list(each)
 
 
+def is_plain(thing: Any) -> bool:
+    """Return whether a thing is a plain function or method, and no coroutine function. False if that is not clear."""
+    plain = thing.__func__ if type(thing) is MethodType else thing
+    return type(plain) is FunctionType and not plain.__dict__ and not plain.__code__.co_flags & CO_COROUTINE
+
+
 def is_coroutine_function(function: Any) -> bool:
     """Return whether a call makes a coroutine. Unlike `inspect`, this looks at ``__call__`` of an object, too."""
-    plain = function.__func__ if type(function) is MethodType else function
-    if type(plain) is FunctionType and not plain.__dict__:  # usual, and 3 µs faster than `inspect`
-        return bool(plain.__code__.co_flags & inspect.CO_COROUTINE)
+    if is_plain(function):  # usual, and 3 µs faster than `inspect`
+        return False
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

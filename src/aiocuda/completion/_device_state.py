@@ -20,7 +20,7 @@ from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
-from ._submission import submitting_loop
+from ._submission import submitting
 from ._unseen_failure import UnseenFailure
 from ._waiting_calls import WaitingCalls
 
@@ -170,7 +170,7 @@ class DeviceState(DeviceFields):
         if os.getpid() != self.process:
             return self._forked()
         is_open = loop is None or not loop.is_closed()
-        if is_open and asyncio._get_running_loop() is None and submitting_loop.get() is not None:
+        if is_open and asyncio._get_running_loop() is None and submitting.loop is not None:
             return BusyError(
                 f"{what} was used inside a function of Stream.submit, which only enqueues work of another library: "
                 "call aiocuda before or after stream.submit(function)"

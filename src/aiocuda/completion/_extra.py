@@ -35,11 +35,9 @@ class Extra:
         Called without arguments when the device has finished with the operation, whether it succeeded or not.
     """
 
-    __slots__ = ("copy_out", "detached", "failure", "on_await", "on_settled")
-
-    def __init__(self) -> None:
-        self.copy_out: CopyOut | None = None
-        self.failure: Failure | None = None
-        self.detached = False
-        self.on_await: tuple[Callable[[StreamOperation[Any]], object], ...] = ()
-        self.on_settled: Callable[[], object] | None = None
+    # Defaults of the class: an object is made without a call in Python, and only what it has is set.
+    copy_out: CopyOut | None = None
+    failure: Failure | None = None
+    detached = False
+    on_await: tuple[Callable[[StreamOperation[Any]], object], ...] = ()
+    on_settled: Callable[[], object] | None = None

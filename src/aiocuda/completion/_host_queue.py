@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._base._log import log
-from .._core import QUEUED, SUBMITTED
+from .._core import POISONED, QUEUED, SHARED, SUBMITTED
 from ..errors import BusyError, DeviceFault
 from ._pumps import Pumps
 
@@ -65,12 +65,33 @@ class HostQueue:
         gate: Gate | None = None,
     ) -> None:
         """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
+        queue, entries = self._queue(), self.entries
+        if queue.obstacles & (POISONED | SHARED) and not self._takes(operation, gate):
+            return
+        operation.call = call
+        operation.arguments = arguments
+        operation.gate = gate
+        operation.status = QUEUED
+        entries.append(operation)
+        if gate is not None and len(entries) > 1 and entries[0].gate is gate and queue.watch.attended:
+            return  # the head waits for the same, and the end of that pumps
+        self.pump()
+        if entries:
+            if not queue.active:
+                queue.reactor.activate(queue)
+            if len(entries) == 1:
+                self._report_full()
+            if not queue.watch.attended or len(entries) == 1:
+                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+
+    def _takes(self, operation: StreamOperation[Any], gate: Gate | None) -> bool:
+        """Return whether a poisoned or shared queue takes an operation; raise `BusyError` if it would have to wait."""
         queue = self._queue()
         poison = queue.poison
         if poison is not None:
             if not poison.delivered:
                 queue.skip(operation, poison.failure())
-                return
+                return False
             queue.poison = None
         if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
             queue.poll()
@@ -83,19 +104,7 @@ class HostQueue:
                     f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
                     f"take {operation.kind!r} at once: await what it depends on, then try again"
                 )
-        operation.call = call
-        operation.arguments = arguments
-        operation.gate = gate
-        operation.status = QUEUED
-        self.entries.append(operation)
-        self.pump()
-        if self.entries:
-            if not queue.active:
-                queue.reactor.activate(queue)
-            if len(self.entries) == 1:
-                self._report_full()
-            if not queue.watch.attended or len(self.entries) == 1:
-                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+        return True
 
     def _report_full(self) -> None:
         """Log that the stream takes no more operations for now; at most once in `REPORT_SECONDS`."""
@@ -111,45 +120,53 @@ class HostQueue:
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
         queue = self._queue()  # first: a call may raise KeyboardInterrupt
-        entries = self.entries
+        entries, pending, functions = self.entries, queue.pending, queue.submissions
+        most = queue.device_state.limit
         moved = False
         self._pumping = True
         try:
             asked = False
-            least = len(entries) - MOST_PER_PUMP
-            while True:  # no conditional jump leads back: see `Ring._resolve`
+            for _ in range(MOST_PER_PUMP):  # no conditional jump leads back: see `Ring._resolve`
                 if not entries:
                     break
-                if len(queue.pending) >= queue.device_state.limit:
+                if len(pending) >= most:
                     # Ask for room once at most: the rest belongs to a later turn of the loop.
-                    early = asked or queue.driver.now() - queue.last_busy < ASK_AGAIN
-                    if early or not queue.poll(MOST_PER_PUMP) or not entries:
+                    if asked or not self._gets_room():
                         break
                     asked = True
-                if len(entries) <= least:
-                    self._pump_soon()
-                    break
                 operation = entries[0]
-                if operation.gate is not None:
-                    is_open = self._is_open(operation, operation.gate)
-                    if not is_open:
-                        moved = moved or is_open is None
-                        break
-                if not entries or entries[0] is not operation:
-                    continue  # a fault has emptied the host queue
+                gate = operation.gate
+                is_open: bool | None = True
+                if gate is functions:  # it has no failure, and is closed at the end of most pumps
+                    is_open = functions.ready(operation)
+                elif gate is not None:
+                    is_open = self._is_open(operation, gate)
+                if not is_open:
+                    moved = moved or is_open is None
+                    break
                 try:
                     entries.popleft()
                     moved = True
-                    operation.status = max(operation.status, SUBMITTED)  # an abandoned one keeps its state
+                    if operation.status < SUBMITTED:  # an abandoned one keeps its state
+                        operation.status = SUBMITTED
                     queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
                     queue.interruption.put_back(operation)
                     raise
                 operation.forget_call()
+            else:
+                self._pump_soon()
         finally:
             self._pumping = False
         if moved and self.followers:
             self._pump_followers()
+
+    def _gets_room(self) -> bool:
+        """Query the full stream, unless it was queried just now. Return whether it has room for an entry."""
+        queue = self._queue()
+        return (
+            queue.driver.now() - queue.last_busy >= ASK_AGAIN and queue.poll(MOST_PER_PUMP) > 0 and bool(self.entries)
+        )
 
     def _pump_followers(self) -> None:
         reactor = self._queue().reactor
@@ -166,7 +183,7 @@ class HostQueue:
                 return False
             failure = gate.failure()
             if failure is None:
-                return True
+                return bool(entries) and entries[0] is operation  # unless a fault has emptied the host queue
             failure = failure.unseen()
             entries.popleft().forget_call()
             queue.skip(operation, failure)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import threading
 import weakref
+from asyncio import _get_running_loop, _set_running_loop
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from .._base._failure import Failure
 from .._base._log import log
-from .._base._user_code import LEAVES_LOOP, SIGNALS, call, failure_of
-from .._core import SHARED, Estimate
+from .._base._user_code import LEAVES_LOOP, call, failure_of
+from .._core import Estimate
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
-from ._extra import Extra
 
 if TYPE_CHECKING:
     from ._stream_operation import StreamOperation
     from ._stream_queue import StreamQueue
 
-__all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting_loop"]
+__all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting"]
 
 #: Unfinished submissions of a stream on the device, unless `Device.stream` was asked for another number.
 SUBMIT_AHEAD: Final = 2
@@ -33,9 +34,18 @@ MOST_ESTIMATES: Final = 256
 #: A function that holds the loop for longer is logged.
 SLOW_SECONDS: Final = 0.005
 
-#: The event loop whose thread runs a submitted function now. The function runs without a running loop, so that stream
-#: methods raise an error there; exports of buffers need the loop.
-submitting_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("submitting_loop", default=None)
+
+class _Submitting(threading.local):
+    """The event loop whose thread runs a submitted function now.
+
+    The function runs without a running loop, so that stream methods raise an error there; exports of buffers need the
+    loop.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+submitting: Final = _Submitting()
 
 
 class SubmissionLimit:
@@ -45,42 +55,51 @@ class SubmissionLimit:
     submissions wait in the host queue.
     """
 
-    __slots__ = ("_estimates", "_queue", "most", "slow", "unfinished")
+    __slots__ = ("_pace", "_queue", "_slow", "_unfinished", "estimates", "most")
 
     def __init__(self, queue: StreamQueue, most: int) -> None:
         self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+        self._pace = queue.reactor.submission_pace
         self.most = most
-        self.unfinished = 0
-        self._estimates: dict[str, Estimate] = {}
-        self.slow: set[str] = set()  # names of functions that were reported
+        self._unfinished: deque[weakref.ref[StreamOperation[Any]]] = deque()  # the oldest first; or just settled
+        self.estimates: dict[str, Estimate] = {}  # by the functions' names
+        self._slow: set[str] = set()  # names of functions that were reported
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
         """Return whether one more submission may go to the device."""
-        queue = self._queue()
-        # On a shared stream nothing may wait on the host.
-        return self.unfinished < self.most and (
-            queue.obstacles & SHARED != 0 or queue.reactor.submission_pace.allows(queue)
-        )
+        unfinished = self._unfinished
+        while len(unfinished) >= self.most:
+            oldest = unfinished[0]()
+            if oldest is not None and not oldest.is_settled:
+                return False
+            unfinished.popleft()
+        if self._pace.is_used_up and not self._queue().shared:  # on a shared stream nothing may wait on the host
+            self._pace.put_off(self._queue())
+            return False
+        return True
 
-    def estimate(self, name: str) -> Estimate:
-        """Return the expected duration of the submissions of a function."""
-        found = self._estimates.get(name)
-        if found is None:
-            if len(self._estimates) >= MOST_ESTIMATES:  # a program that makes its functions anew
-                self._estimates.clear()
-                self.slow.clear()
-            found = self._estimates[name] = Estimate(name)
-        return found
+    def new_estimate(self, name: str) -> Estimate:
+        """Return a new entry of `estimates`: the expected duration of the submissions of a function."""
+        if len(self.estimates) >= MOST_ESTIMATES:  # a program that makes its functions anew
+            self.estimates.clear()
+            self._slow.clear()
+        estimate = self.estimates[name] = Estimate(name)
+        return estimate
 
     def failure(self) -> Failure | None:
         """Return None: the gate does not fail."""
         return None
 
-    def end(self) -> None:
-        """Count a submission as finished by the device, and call the functions that have waited for it."""
-        self.unfinished -= 1
-        if self._queue().on_host:
-            self._queue().host_queue.pump()
+    def add(self, operation: StreamOperation[Any], name: str, seconds: float) -> None:
+        """Count a submission, whose function took so long. The pass that resolves it pumps the host queue."""
+        self._unfinished.append(weakref.ref(operation))
+        self._pace.add(seconds)
+        if seconds > SLOW_SECONDS and name not in self._slow:
+            self._slow.add(name)
+            log(
+                "warning", "submission_slow", operation.context, function=name, stream=self._queue().name,
+                seconds=round(seconds, 4),
+            )  # fmt: skip
 
 
 class Submission:
@@ -91,26 +110,22 @@ class Submission:
     follows when it has returned.
     """
 
-    __slots__ = (
-        *("_args", "_begun", "_done", "_error", "_forget", "_function", "_kwargs", "_limit", "_name", "_on_result"),
-        *("_queue", "_value"),
-    )
+    # Only for a driver without a GPU.
+    _begun = _done = False
+    _forget: Callable[[], object] | None = None
+    _value: Any = None
+    _error: BaseException | None = None
 
     def __init__(
-        self, queue: StreamQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: Mapping[str, Any], name: str, on_result: Callable[[Any], object] | None,
+        self, queue: StreamQueue, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        name: str, on_result: Callable[[Any], object] | None,
     ) -> None:  # fmt: skip
         self._queue = queue
-        self._limit = limit
         self._function = function
         self._args = args
         self._kwargs = kwargs
         self._name = name
         self._on_result = on_result
-        self._begun = self._done = False
-        self._forget: Callable[[], object] = _nothing
-        self._value: Any = None
-        self._error: BaseException | None = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -124,48 +139,36 @@ class Submission:
 
         If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
         """
-        queue, limit = self._queue, self._limit
-        limit.unfinished += 1
-        extra = operation.extra = operation.extra or Extra()
-        extra.on_settled = limit.end if self._on_result is None else functools.partial(self._settled, operation)
+        queue = self._queue
         now = queue.now
+        loop, outer = _get_running_loop(), submitting.loop
         began = now()
         try:
-            operation.value = operation.context.run(self._call_without_loop)
-        except Exception as error:  # noqa: BLE001 - it is raised again
+            try:
+                submitting.loop = loop
+                _set_running_loop(None)
+                value = operation.value = operation.context.run(self._function, *self._args, **self._kwargs)
+            finally:
+                _set_running_loop(loop)
+                submitting.loop = outer
+            if value is not None and self._on_result is not None:
+                operation.on_settled = functools.partial(self._settled, operation, operation.on_settled)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is raised again
             operation.submitted_at = began  # the stream may have accepted something
-            self._raise(error)
+            self._raise(failure_of(error))
         except BaseException as error:
             operation.submitted_at = began
             queue.fail(operation, error)
             if isinstance(error, LEAVES_LOOP):
                 raise
         finally:
-            seconds = now() - began
-            queue.reactor.submission_pace.add(seconds)
-            if seconds > SLOW_SECONDS and self._name not in limit.slow:
-                limit.slow.add(self._name)
-                log(
-                    "warning", "submission_slow", operation.context, function=self._name, stream=queue.name,
-                    seconds=round(seconds, 4),
-                )  # fmt: skip
+            queue.submissions.add(operation, self._name, now() - began)
 
-    def _settled(self, operation: StreamOperation[Any]) -> None:
-        self._limit.end()
+    def _settled(self, operation: StreamOperation[Any], others: Callable[[], object] | None) -> None:
+        if others is not None:
+            others()
         if not operation.is_unwanted and self._on_result is not None:
             self._on_result(operation.value)
-
-    def _call_without_loop(self) -> Any:
-        loop = asyncio._get_running_loop()
-        token = submitting_loop.set(loop)
-        asyncio._set_running_loop(None)
-        try:
-            return self._function(*self._args, **self._kwargs)
-        except SIGNALS as error:
-            raise failure_of(error) from error
-        finally:
-            asyncio._set_running_loop(loop)
-            submitting_loop.reset(token)
 
     def _raise(self, error: BaseException) -> None:
         """Raise the error of the function; a `RuntimeError` for a `DeviceFault` if this device has not faulted."""
@@ -199,7 +202,8 @@ class Submission:
             self._error = error
 
     def _ended(self) -> None:
-        self._forget()
+        if self._forget is not None:
+            self._forget()
         self._done = True
         self._queue.host_queue.pump()
 
@@ -247,7 +251,3 @@ class HostWork:
 
     def _run(self, key: int) -> None:
         self._functions.pop(key)()
-
-
-def _nothing() -> None:
-    """Do nothing."""

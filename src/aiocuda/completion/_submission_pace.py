@@ -22,28 +22,32 @@ class SubmissionPace:
 
     A hundred tasks that resume in one iteration would enqueue a hundred models in it, one after the other. There is one
     pace for each reactor. The time may include functions of earlier iterations, of `UNMARKED_SECONDS` in all.
+
+    Attributes
+    ----------
+    is_used_up : bool
+        True if no other function may be called in this iteration.
     """
 
-    __slots__ = ("_loop", "_scheduled", "_seconds", "_waiting")
+    __slots__ = ("_loop", "_scheduled", "_seconds", "_waiting", "is_used_up")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._seconds = 0.0
-        self._scheduled = False
+        self._scheduled = self.is_used_up = False
         self._waiting: dict[StreamQueue, None] = {}
 
-    def allows(self, queue: StreamQueue) -> bool:
-        """Return whether a function of this queue may be called now. If not, its host queue is pumped later."""
-        if self._seconds < MOST_SECONDS:
-            return True
+    def put_off(self, queue: StreamQueue) -> None:
+        """Pump the host queue of a queue in the next iteration."""
         self._waiting[queue] = None
-        return False
 
     def add(self, seconds: float) -> None:
         """Count the time of a function."""
         self._seconds += seconds
-        if self._seconds >= UNMARKED_SECONDS and not self._scheduled:
-            self._schedule()
+        if self._seconds >= UNMARKED_SECONDS:
+            self.is_used_up = self._seconds >= MOST_SECONDS
+            if not self._scheduled:
+                self._schedule()
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -51,10 +55,10 @@ class SubmissionPace:
 
     def _begin(self) -> None:
         """Begin an iteration: pump the host queues that wait, in their order, until its time is used."""
-        self._scheduled = False
+        self._scheduled = self.is_used_up = False
         self._seconds = 0.0
         try:
-            while self._waiting and self._seconds < MOST_SECONDS:
+            while self._waiting and not self.is_used_up:
                 queue = next(iter(self._waiting))
                 del self._waiting[queue]
                 queue.host_queue.pump()

@@ -22,7 +22,7 @@ from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch
 from ..completion._stream_operation import StreamOperation
 from ..completion._stream_queue import StreamQueue
-from ..completion._submission import submitting_loop
+from ..completion._submission import submitting
 from ..errors import ClosedError
 from ..kernels import Kernel
 from ..memory._allocator import DeviceMemory
@@ -260,7 +260,7 @@ class LoopStates:
 
     def exporting(self) -> LoopState:
         """Return the state of the running loop, or of the loop that calls a submitted function now."""
-        return self.here(submitting_loop.get())
+        return self.here(submitting.loop)
 
     def here(self, submitting: asyncio.AbstractEventLoop | None = None) -> LoopState:
         """Return the running loop's state; the first call in a loop makes it."""

@@ -44,12 +44,12 @@ class ForeignStreams(Generic[T]):
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"this takes an aiocuda.Stream, not {stream!r}: device.stream() makes one")
         queue = stream._queue
-        if queue.driver.name != "cuda":
+        made: T | None = queue.foreign.get(self)
+        if made is None and queue.driver.name != "cuda":
             return None
         fault = queue.driver.fault
         if fault is not None:  # before the other library raises its own error for it
             raise fault.again()
-        made: T | None = queue.foreign.get(self)
         if made is None:
             # From here on the stream is never destroyed, because the other library may use it at any time.
             handle = queue.driver.stream_handle(queue.handle)

@@ -689,7 +689,8 @@ def submit_call(
 ) -> Operation[T]:  # fmt: skip
     """Do the same as `Stream.submit` for an integration, whose ``call`` calls the function with this name.
 
-    On a GPU, ``on_result`` is called with the result when the device has finished, before any waiter gets it.
+    On a GPU, ``on_result`` is called with the result when the device has finished, before any waiter gets it; not with
+    None.
     """
     operation: Operation[T]
     if stream._hook is None:

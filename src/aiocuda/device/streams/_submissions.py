@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..._base._checks import is_coroutine_function, is_function
+from ..._base._checks import is_coroutine_function, is_function, is_plain
 from ..._base._user_code import function_name
 from ...completion._gates import Every, Gate
 from ...completion._stream_operation import StreamOperation
@@ -20,6 +20,8 @@ __all__ = ["Submissions", "check_submittable"]
 
 def check_submittable(function: object) -> None:
     """Raise unless the argument is a plain function."""
+    if is_plain(function):
+        return
     if is_coroutine_function(function):
         raise InvalidTypeError(
             f"submit takes a plain function that enqueues, and {function!r} is a coroutine function: submit the parts "
@@ -50,18 +52,21 @@ class Submissions:
         name
             The function's name in log events and errors, if it is not its own.
         on_result
-            Called with the result when the device has finished. Only on a GPU.
+            Called with the result when the device has finished, unless it is None. Only on a GPU.
         """
-        queue, limit = self._queue, self._queue.submissions
+        queue = self._queue
+        limit = queue.submissions
         name = name or function_name(function)
-        submission = Submission(queue, limit, function, args, kwargs, name, on_result)
+        submission = Submission(queue, function, args, kwargs, name, on_result)
         gate: Gate = submission if self._on_host else limit
-        blocks = [block_of(each) for each in (*args, *kwargs.values()) if isinstance(each, DeviceBuffer)]
+        things = (*args, *kwargs.values()) if kwargs else args
+        blocks = [block_of(each) for each in things if isinstance(each, DeviceBuffer)]
         if blocks:
             locked = self._access.prepare_all(blocks)
             gate = gate if locked is None else Every((locked, gate))
         run = submission.finish if self._on_host else submission.run
-        operation = queue.enqueue_submission(run, gate, submission, limit.estimate(name))
+        estimate = limit.estimates.get(name) or limit.new_estimate(name)
+        operation = queue.enqueue_submission(run, gate, submission, estimate)
         for memory in blocks:
             memory.uses[queue] = operation
         return operation
