@@ -64,29 +64,27 @@ def _is_installed(module: str) -> bool:
 class Call(Generic[S]):
     """One call of a submitted function. `Library.submit` makes it, in the state that the caller has in its thread.
 
-    Attributes
+    Parameters
     ----------
-    needs_state : bool
-        True if `run` needs the state of the caller and was not called during the submission: `note_state` comes first.
+    function
+    theirs
+        The library's object for the stream.
+    index
+        Of the device.
     """
 
     __slots__ = ("_function", "_theirs")
 
-    needs_state = False
-
-    #: Called with the result when the device has finished.
+    #: Called with the result when the device has finished, unless it is None.
     on_result: Callable[[Any], object] | None = None
 
-    def __init__(self, function: Callable[..., Any], theirs: S) -> None:
+    def __init__(self, function: Callable[..., Any], theirs: S, index: int) -> None:
         self._function = function
         self._theirs = theirs
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, with the library's object for the stream as its first argument; return its result."""
         return self._function(self._theirs, *args, **kwargs)
-
-    def note_state(self) -> None:
-        """Note the state of the caller."""
 
 
 class Library(Generic[S]):
@@ -98,19 +96,20 @@ class Library(Generic[S]):
         The library's name in errors.
     make_stream
         Makes the library's object for a stream, of CUDA's handle and the device's index.
-    make_call
-        Makes the call of a submitted function, of the function, that object, and the device's index.
-    has_host_form
-        The library computes on the host if the device of a stream is no GPU: then ``make_call`` gets no object.
+    call
+        The class of the calls of submitted functions.
+    host_call
+        The same for streams whose device is no GPU, if the library then computes on the host.
     """
 
     def __init__(
-        self, name: str, make_stream: Callable[[int, int], S], make_call: Callable[..., Call[Any]],
-        has_host_form: bool = False,
+        self, name: str, make_stream: Callable[[int, int], S], call: type[Call[S]],
+        host_call: type[Call[None]] | None = None,
     ) -> None:  # fmt: skip
         self.streams = ForeignStreams(name, make_stream)
-        self._make_call = make_call
-        self._stream_of: Callable[[Stream], S | None] = self.streams.if_on_gpu if has_host_form else self.streams.of
+        self._call = call
+        self._host_call = host_call
+        self._stream_of: Callable[[Stream], S | None] = self.streams.if_on_gpu if host_call else self.streams.of
 
     def submit(
         self, stream: Stream, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -120,11 +119,10 @@ class Library(Generic[S]):
         if not name:
             check_submittable(function)
             name = function_name(function)
-        call = self._make_call(function, self._stream_of(stream), stream.device.index)
-        operation: Operation[T] = submit_call(stream, call.run, name, call.on_result, args, kwargs)
-        if call.needs_state:
-            call.note_state()
-        return operation
+        theirs = self._stream_of(stream)
+        made: Any = self._host_call if theirs is None else self._call
+        call = made(function, theirs, stream.device.index)
+        return submit_call(stream, call.run, name, call.on_result, args, kwargs)
 
     def replay(self, stream: Stream, graph: Any, kind: type, kind_name: str, method: str = "launch") -> Operation[None]:
         """Launch a graph of the library, which has this type and this method."""

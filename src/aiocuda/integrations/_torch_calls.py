@@ -10,7 +10,7 @@ import torch
 from ..errors import UnsupportedError
 from ..lowlevel import Queue, end_step
 from ._library import Call, leaves
-from ._torch_state import CurrentStreams, Modes, ModeSwitch, TorchStream
+from ._torch_state import CurrentStreams, Modes, ModeSwitch, TorchStream, is_capturing, set_stream
 
 __all__ = ["CallOnHost", "CallOnStream", "TorchStep"]
 
@@ -18,68 +18,42 @@ __all__ = ["CallOnHost", "CallOnStream", "TorchStep"]
 class CallOnStream(Call[TorchStream]):
     """One call of a function of PyTorch on a stream, in the modes of its caller."""
 
-    __slots__ = ("_caller", "_current", "_device", "_earlier", "_modes", "_parts", "needs_state")
+    __slots__ = ("_caller", "_earlier", "_modes", "_parts")
 
-    def __init__(self, function: Callable[..., Any], theirs: TorchStream) -> None:
+    def __init__(self, function: Callable[..., Any], theirs: TorchStream, index: int) -> None:
         self._function = function
         self._theirs = theirs
-        self._device = theirs.current_device()
-        self._current = theirs.current()
-        self._earlier: Any = None  # an event after the caller's work, from `note_state`
-        self._modes: Modes | None = None  # of the caller, from `note_state`
         self._parts: list[Any] | None = None  # of the result
-        self.needs_state = True
-        if self._current is theirs.stream:
+        device, caller, self._modes = theirs.state()
+        if caller is theirs.stream:
             self._caller: Any = None  # the stream of the caller, if it is another one
-        else:
-            self._caller = self._current
-            theirs.refuse_captured(self._device)
-
-    def note_state(self) -> None:
-        self._modes = Modes.of_this_thread()
-        if self._caller is not None:
-            self._earlier = self._theirs.record(self._caller)
+            return
+        if device != theirs.index or is_capturing():
+            theirs.refuse_captured(device)
+        self._caller = caller
+        self._earlier = theirs.record(caller)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        self.needs_state = False
-        if self._modes is not None:
-            modes, self._modes = self._modes, None
-            return self._run_in_modes(modes, args, kwargs)
-        theirs, caller = self._theirs, self._caller
-        casts = False
+        theirs, caller, modes = self._theirs, self._caller, self._modes
+        device, current, before = theirs.state()  # of other code, if the function has waited on the host
         if caller is not None:
-            if self._earlier is None:
-                theirs.wait_for_work(caller)
-            else:
-                theirs.wait_for(self._earlier)
-            casts = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-        torch.cuda.set_stream(theirs.stream)
+            theirs.wait_for(self._earlier)
+        switch = None
+        if before is not modes:  # or autocast is enabled
+            switch = ModeSwitch()
+            switch.to(modes, before)
+        set_stream(*theirs.key)
         try:
-            if casts:
-                torch.clear_autocast_cache()  # its tensors belong to another stream
             result = self._function(*args, **kwargs)
             if caller is not None and result is not None:
                 self._parts = parts_on(result, theirs.stream.device)
             return result
         finally:
-            if casts:
-                torch.clear_autocast_cache()
-            torch.cuda.set_stream(self._current)
-            if self._device != theirs.index:
-                torch.cuda.set_device(self._device)
-
-    def _run_in_modes(self, modes: Modes, args: Any, kwargs: Any) -> Any:
-        """Do the same as `run` in these modes: the thread has those of other code."""
-        self._device, self._current = self._theirs.current_device(), self._theirs.current()
-        before = Modes.of_this_thread()
-        if before == modes and not before.casts:
-            return self.run(*args, **kwargs)
-        switch = ModeSwitch()
-        switch.to(modes, before)
-        try:
-            return self.run(*args, **kwargs)
-        finally:
-            switch.to(before)
+            if switch is not None:
+                switch.to(before)
+            set_stream(current.stream_id, current.device_index, current.device_type)
+            if device != theirs.index:
+                torch.cuda.set_device(device)
 
     def on_result(self, result: Any) -> None:
         """Record the tensors of the result for the caller's stream, now that the device has finished.
@@ -96,8 +70,8 @@ class CallOnHost(Call[None]):
 
     __slots__ = ("_modes",)
 
-    def __init__(self, function: Callable[..., Any], theirs: None) -> None:
-        super().__init__(function, theirs)
+    def __init__(self, function: Callable[..., Any], theirs: None, index: int) -> None:
+        super().__init__(function, theirs, index)
         self._modes = Modes.of_this_thread()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,8 +103,8 @@ class TorchStep:
                 caller = outer.streams[theirs.index]
                 if caller != theirs.stream:
                     theirs.refuse_captured(outer.device)
-                    theirs.wait_for_work(caller)
-                torch.cuda.set_stream(theirs.stream)
+                    theirs.wait_for(theirs.record(caller))
+                set_stream(*theirs.key)
             else:
                 self._streams.restore(outer)
         if self._modes is not None:

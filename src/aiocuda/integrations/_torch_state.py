@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
 
 from ..errors import BusyError
 
-__all__ = ["CurrentStreams", "ModeSwitch", "Modes", "TorchStream"]
+__all__ = ["CurrentStreams", "ModeSwitch", "Modes", "TorchStream", "is_capturing", "set_stream"]
 
-#: Returns CUDA's handle of a device's current stream; Triton uses it, too. It takes 0.1 µs, `current_stream` 1.5 µs.
-_current_handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+# The functions below PyTorch's own in Python, which take 3 to 15 times as long; or these, where one is missing.
+
+#: Returns CUDA's handle of a device's current stream; Triton uses it, too.
+_current_handle: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+#: Returns whether the current stream of the current device is being captured.
+is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    torch.cuda.set_stream(torch.cuda.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
+#: Makes a stream the current one, given its id, its device's index and its device's type.
+set_stream: Any = getattr(torch._C, "_cuda_setStream", _set_stream)
+
+
+def _casts() -> bool:
+    return bool(torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
+
+
+#: Returns whether autocast is enabled for any type of device.
+_is_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _casts)
 
 
 class TorchStream:
@@ -23,56 +48,62 @@ class TorchStream:
         PyTorch's object for the stream.
     index : int
         The index of its device.
-    current_device : callable
-        Returns the index of PyTorch's current device.
+    key : tuple of int
+        What `set_stream` takes for it.
     """
 
-    __slots__ = ("_default", "_events", "_handle", "current_device", "index", "stream")
+    __slots__ = ("_current_device", "_default", "_events", "_handle", "_record", "_usual_modes", "_wait", "index",
+                 "key", "stream")  # fmt: skip
 
     def __init__(self, handle: int, index: int) -> None:
         self.stream: Any = torch.cuda.ExternalStream(handle, device=index)
         self.index = index
         # It skips the checks of `torch.cuda.current_device`: PyTorch uses the GPU already.
-        self.current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self._current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self.key = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
         self._handle = handle
         self._default: Any = torch.cuda.default_stream(index)
         self._events: list[Any] = []
+        events: Any = getattr(torch._C, "_CudaEventBase", torch.cuda.Event)  # the part of `Event` in C
+        self._record, self._wait = events.record, events.wait
+        self._usual_modes: dict[tuple[bool, bool], Modes] = {}
 
-    def current(self) -> Any:
-        """Return PyTorch's current stream of the device."""
-        if _current_handle is not None:
-            handle = _current_handle(self.index)
-            if handle == self._handle:
-                return self.stream
-            if handle == 0:
-                return self._default
-        return torch.cuda.current_stream(self.index)
+    def state(self) -> tuple[int, Any, Modes]:
+        """Return the state of this thread: the current device, this device's current stream, and the modes.
 
-    def wait_for_work(self, current: Any) -> None:
-        """Make our stream wait, on the device, for all work of the current stream so far."""
-        event = self._events.pop() if self._events else torch.cuda.Event()
-        event.record(current)
-        event.wait(self.stream)
-        self._events.append(event)
+        While no autocast is enabled, the same modes are the same object. The dtypes of autocast are then defaults of
+        the thread, which are read once.
+        """
+        handle = _current_handle(self.index)
+        if handle == 0:
+            stream = self._default
+        else:
+            stream = self.stream if handle == self._handle else torch.cuda.current_stream(self.index)
+        if _is_casting():
+            modes = Modes.of_this_thread()
+        else:
+            key = is_grad_enabled(), is_inference_mode_enabled()
+            modes = self._usual_modes.get(key) or self._usual_modes.setdefault(key, Modes.of_this_thread())
+        return self._current_device(), stream, modes
 
     def record(self, current: Any) -> Any:
         """Return an event after all work of the current stream so far, for `wait_for`."""
         event = self._events.pop() if self._events else torch.cuda.Event()
-        event.record(current)
+        self._record(event, current)
         return event
 
     def wait_for(self, event: Any) -> None:
         """Make our stream wait, on the device, for an event of `record`, which is used again."""
-        event.wait(self.stream)
+        self._wait(event, self.stream)
         self._events.append(event)
 
     def refuse_captured(self, current_device: int) -> None:
         """Raise `BusyError` if PyTorch's current stream of the device is being captured."""
         if self.index == current_device:
-            captured = torch.cuda.is_current_stream_capturing()
+            captured = is_capturing()
         else:
             with torch.cuda.device(self.index):
-                captured = torch.cuda.is_current_stream_capturing()
+                captured = is_capturing()
         if captured:
             raise BusyError(
                 "PyTorch's current stream is being captured into a graph, and a wait for it would become part of that "

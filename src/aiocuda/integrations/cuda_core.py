@@ -25,11 +25,7 @@ __all__ = ["device_of", "replay", "submit", "wait"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_library = Library(
-    "cuda.core",
-    lambda handle, index: core.Stream.from_handle(handle),
-    lambda function, theirs, index: Call(function, theirs),
-)
+_library = Library("cuda.core", lambda handle, index: core.Stream.from_handle(handle), Call)
 
 
 def device_of(stream: Stream) -> Any:

@@ -147,7 +147,7 @@ class _CallOnStream(Call[Any]):
     __slots__ = ("_caller", "_index")
 
     def __init__(self, function: Callable[..., Any], theirs: Any, index: int) -> None:
-        super().__init__(function, theirs)
+        super().__init__(function, theirs, index)
         caller = cupy.cuda.get_current_stream(index)
         self._index = index
         self._caller = None if caller.ptr == theirs.ptr else caller

@@ -38,7 +38,7 @@ class _CallOnDevice(Call[Any]):
     __slots__ = ("_index",)
 
     def __init__(self, function: Callable[..., Any], theirs: Any, index: int) -> None:
-        super().__init__(function, theirs)
+        super().__init__(function, theirs, index)
         self._index = index
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

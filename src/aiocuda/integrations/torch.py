@@ -16,7 +16,7 @@ from ..completion import Operation
 from ..errors import InvalidTypeError
 from ..lowlevel import flushed, queue_of
 from ..stream import Stream
-from ._library import Call, Library, require
+from ._library import Library, require
 from ._per_step import per_step
 from ._waiting import wait_for_event, wait_for_host, wait_for_stream
 
@@ -31,11 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _make_call(function: Callable[..., Any], theirs: TorchStream | None, index: int) -> Call[Any]:
-    return CallOnHost(function, None) if theirs is None else CallOnStream(function, theirs)
-
-
-_library = Library("PyTorch", TorchStream, _make_call, has_host_form=True)
+_library = Library("PyTorch", TorchStream, CallOnStream, CallOnHost)
 
 
 def device_of(stream: Stream) -> Any:
