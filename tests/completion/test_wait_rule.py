@@ -278,6 +278,24 @@ def test_wait_of_unknown_length_arms_a_notifier_within_150_us(policy: str) -> No
     simulated(main, policy=policy)
 
 
+def test_callback_after_a_query_that_has_found_the_end_arms_the_next_wait_without_a_query() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            await stream.launch(SPIN, 1, 1, 1_500_000)
+            waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, 40_000_000).wait())
+            await asyncio.sleep(0)
+            before = after = device.statistics()
+            while after.notifications == before.notifications:
+                before = after
+                await asyncio.sleep(30e-6)
+                after = device.statistics()
+            assert (after.parks, after.armed) == (before.parks + 1, 1)
+            assert after.polls == before.polls
+            await waiting
+
+    simulated(main, policy="efficient", upsets=tuple(Upset("delay", nth, seconds=0.0053) for nth in range(1, 9)))
+
+
 def test_gather_arms_the_last_operation_of_each_stream() -> None:
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as one, device.stream() as two:

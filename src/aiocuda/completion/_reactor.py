@@ -422,6 +422,7 @@ class Reactor(ReactorFields):
         if self.closed:
             return
         queues: dict[StreamQueue, None] = {}
+        ended: dict[StreamQueue, None] = {}
         found = math.inf
         tags = self._tags
         tags[:0] = self.notifier_pool.port.drain()[::-1]
@@ -436,14 +437,17 @@ class Reactor(ReactorFields):
                 if armed is not None and armed.queue.reactor is self:
                     found = min(found, armed.found_at)
                     self._forget(armed)
-                    queues[armed.queue] = None
+                    (ended if armed.is_settled else queues)[armed.queue] = None
         finally:
             if tags:  # interrupted
                 self.loop.call_soon(self._on_port)
-        if queues:
+        if queues or ended:
             self._heard = self.device_state.driver.now()
             if self._heard - found > LATE_SECONDS:
                 self._held_up_until = self._heard + HELD_UP_SECONDS
+            for queue in ended:  # a query has found the end before: only the next wait needs a notifier
+                if queue.watch.attended:
+                    self.plan(queue)
             self._look(queues)
 
     def _forget(self, armed: ArmedNotifier) -> None:
