@@ -83,6 +83,14 @@ def test_balanced_polls_around_the_end_only_where_durations_repeat_and_while_it_
         assert (begin >= 100.0 + SHORTEST, end) == (True, 0.0)
 
 
+def test_poll_that_begins_within_10_ms_needs_no_check_before_it() -> None:
+    for milliseconds, is_poll in ((9.98, True), (10.1, False)):
+        watch = parked(predicted=100.0 + milliseconds * 1e-3, repeats=True)
+        begin, end = next_look(BALANCED, watch, 100.0, polls=True, held_up=False, waits=1)
+        assert (end > 0.0) == is_poll
+        assert begin <= 100.0 + LONGEST
+
+
 def test_latency_always_polls_around_the_end() -> None:
     assert next_look(LATENCY, parked(predicted=100.005), 100.0018, polls=True, held_up=False, waits=1) == pytest.approx(
         (100.002, 100.055)

@@ -98,14 +98,15 @@ def next_look(
     predicted = watch.predicted
     repeats = watch.repeats and not held_up
     if repeats and now < predicted:
-        check = math.ceil(min(predicted + SHORTEST, now + LONGEST - SHORTEST) / SHORTEST) * SHORTEST
+        latest = now + LONGEST  # a poll that begins by then needs no check before it
+        check = math.ceil(min(predicted + SHORTEST, latest - SHORTEST) / SHORTEST) * SHORTEST
     else:
-        check = _on_grid(now, min(LONGEST, LATENESS * (now - (predicted if repeats else watch.since))))
+        latest = check = _on_grid(now, min(LONGEST, LATENESS * (now - (predicted if repeats else watch.since))))
     if polls and (watch.repeats or policy.share >= 1.0):
         begin, end = predicted - policy.lead, predicted + policy.grace
         if not predicted:
             begin, end = now, watch.since + policy.unknown
-        if now < end and begin < check:
+        if now < end and begin < latest:
             return max(begin, now), end
     return check, 0.0
 
