@@ -49,6 +49,7 @@ def test_thread_beside_a_program_on_its_processor_is_queued() -> None:
     assert spent.cpu + spent.queued <= spent.seconds + 0.01
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_thread_has_its_file_open_until_it_ends_and_a_forked_child_its_own() -> None:
     def own_file() -> str:
         thread_times()
