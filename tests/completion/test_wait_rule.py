@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from itertools import islice
@@ -12,17 +13,18 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Stream
-from aiocuda._core import Estimate, Watch
+from aiocuda._core import Estimate, ReactorFields, Watch
 from aiocuda._core._estimate import CALLBACK_SECONDS
 from aiocuda.completion._poll_allowance import PollAllowance
 from aiocuda.completion._wait_rule import (
     FIRST_POLL,
     GRACE,
     LONGEST,
+    OVERDUE,
+    QUIET,
     SHORT_WAIT,
     SHORTEST,
     first_poll,
-    is_held_up,
     next_look,
 )
 from aiocuda.driver.simulated import SimulatedDriver, Upset
@@ -143,10 +145,18 @@ def test_more_waits_than_notifiers_share_two_percent_of_a_core() -> None:
         assert following - now >= 0.25 * 0.5 * min(waits * 500e-6, 10.0 / 20)
 
 
-def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for_10() -> None:
-    assert not is_held_up(100.0, 99.9995, 99.995)
-    assert is_held_up(100.0, 99.9989, 99.995)
-    assert is_held_up(100.0, 99.9995, 99.99)
+@pytest.mark.asyncio
+async def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for_10(stream: Stream) -> None:
+    queue = stream._queue
+    reactor = ReactorFields(queue.device_state, queue.loop)
+    reactor.attended[queue] = None
+    watch = queue.watch = parked()
+    for heard, looked, is_due in ((99.9995, 99.995, False), (99.9989, 99.995, True), (99.9995, 99.99, True)):
+        watch.poll_from, watch.looked = 100.0, looked
+        due, following = reactor.due(100.0, heard + QUIET, OVERDUE, SHORTEST)
+        assert due == [queue] * is_due
+        assert following == (math.inf if is_due else pytest.approx(100.001))
+    queue.watch = Watch()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

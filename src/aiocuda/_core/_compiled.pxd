@@ -80,6 +80,8 @@ cdef class ReactorFields:
     cdef public object loop, on_progress
     cdef public Py_ssize_t polls, resolved
     cdef public Turn turn
+    @cython.locals(queue=Ring, watch=Watch, following=cython.double, found=list)
+    cpdef tuple due(self, double reached, double quiet_from, double longest, double step)
 
 cdef class BlockFields:
     cdef object __weakref__

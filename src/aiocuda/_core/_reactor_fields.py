@@ -1,7 +1,8 @@
-"""ReactorFields: the attributes of a `Reactor` that the core uses."""
+"""ReactorFields: the attributes of a `Reactor` that the core uses, and the search for waits that are due."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ._turn import Turn
@@ -45,3 +46,23 @@ class ReactorFields:
         self.on_progress: Callable[[], None] | None = None
         # A dictionary instead of a set: a simulation visits its keys in the same order in every process.
         self.attended: dict[StreamQueue, None] = {}
+
+    def due(self, reached: float, quiet_from: float, longest: float, step: float) -> tuple[list[StreamQueue], float]:
+        """Return the parked queues whose time is reached, and the earliest time of the others.
+
+        A query beside an armed notifier is put off by steps until ``quiet_from``, or ``longest`` after the last one.
+        """
+        found: list[StreamQueue] = []
+        following = math.inf
+        for queue in self.attended:
+            watch = queue.watch
+            if watch.polling:
+                continue
+            if watch.armed is not None and not watch.poll_until:
+                while watch.poll_from < quiet_from and watch.poll_from < watch.looked + longest:
+                    watch.poll_from += step
+            if watch.poll_from <= reached:
+                found.append(queue)
+            elif watch.poll_from < following:
+                following = watch.poll_from
+        return found, following

@@ -65,10 +65,12 @@ class Alarm:
         The time for which the alarm is set; infinite if it is not set.
     early : float
         Seconds that it comes before that time, to compensate for the lateness.
+    reached : float
+        The time for which it was set when it rang last. ``early`` may have changed since it was set.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "_due", "_handle", "_loop", "_mean", "_now", "_ring",
-                 "_setting", "_spread", "at", "early")  # fmt: skip
+                 "_setting", "_spread", "at", "early", "reached")  # fmt: skip
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class Alarm:
         self._now = now
         self._ring = ring
         self.at = math.inf
+        self.reached = -math.inf
         self.early = 0.0
         self._due = math.inf  # the time that was given to the system
         self._mean = self._spread = 0.0  # of the lateness
@@ -131,6 +134,7 @@ class Alarm:
         self._spread += WEIGHT * (abs(late - self._mean) - self._spread)
         self._mean += WEIGHT * (late - self._mean)
         self.early = max(0.0, min(self._mean + SPREADS * self._spread, MOST_EARLY))
+        self.reached = self.at
         self.at = self._due = math.inf
         self._ring(now)
 

@@ -36,9 +36,10 @@ from ._wait_rule import (
     LATE_SECONDS,
     MOST_CHECKED,
     MOST_CHECKED_SECONDS,
+    OVERDUE,
+    QUIET,
     SHORTEST,
     first_poll,
-    is_held_up,
     next_look,
 )
 from ._waiting_calls import WaitingCalls
@@ -272,26 +273,21 @@ class Reactor(ReactorFields):
 
     def _alarmed(self, now: float) -> None:
         """Query the parked queues that are due, or begin to poll them."""
+        early = self.alarm.early
+        reached = max(now + early, self.alarm.reached)
+        due, following = self.due(reached, self._heard + QUIET + early, OVERDUE + early, SHORTEST)
         checked: list[StreamQueue] = []
         armed: list[StreamQueue] = []
-        following = math.inf
-        for queue in self.attended:
+        for queue in due:
             watch = queue.watch
-            if watch.polling:
-                continue
-            if watch.poll_from - self.alarm.early > now:
-                following = min(following, watch.poll_from)
-            elif now < watch.poll_until:
+            if now < watch.poll_until:
                 watch.polling = True
                 self.sleeps += 1
                 self._spin_soon()
             elif watch.armed is None:
                 checked.append(queue)
-            elif is_held_up(now, self._heard, watch.looked):
-                armed.append(queue)
             else:
-                watch.poll_from += SHORTEST
-                following = min(following, watch.poll_from)
+                armed.append(queue)
         if len(armed) > MOST_CHECKED and now >= self._held_up_until:
             armed, put_off = _in_turn(armed, now)
             for queue in put_off:

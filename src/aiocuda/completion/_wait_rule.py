@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._core import Watch
     from ._policy import CompletionPolicy
 
-__all__ = ["HELD_UP_SECONDS", "SHORTEST", "first_poll", "is_held_up", "next_look"]
+__all__ = ["HELD_UP_SECONDS", "OVERDUE", "QUIET", "SHORTEST", "first_poll", "next_look"]
 
 #: The longest poll of a wait of unknown length before a host callback is armed. To arm one takes about 2 µs, and to
 #: wake a sleeping loop 100 µs or more, so a shorter wait is better polled.
@@ -46,6 +46,11 @@ GRACE = 150e-6
 #: costs as much as ten queries.
 SHORTEST = 0.001
 LONGEST = 0.010
+
+#: A check beside an armed callback is made if no callback of any stream has come for `QUIET`, or if the wait was not
+#: queried for `OVERDUE`. Else it is put off, by steps of `SHORTEST`.
+QUIET = SHORTEST
+OVERDUE = LONGEST - SHORTEST
 
 #: The most armed waits that are queried at one time, while callbacks do not count as held up: a query and what belongs
 #: to it take 8 µs. Those that have taken longer are due rarely, and all at the same time.
@@ -109,19 +114,6 @@ def next_look(
         if now < end and begin < latest:
             return max(begin, now), end
     return check, 0.0
-
-
-def is_held_up(now: float, heard: float, looked: float) -> bool:
-    """Return whether a check that is due is made: no callback has come for a millisecond, or no query for 10 ms.
-
-    Parameters
-    ----------
-    heard
-        The time of the last notification of any stream.
-    looked
-        The time at which the wait began, or was queried last.
-    """
-    return now - heard >= SHORTEST or now - looked >= LONGEST - SHORTEST
 
 
 def _on_grid(now: float, wait: float) -> float:
