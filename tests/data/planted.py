@@ -95,7 +95,7 @@ BUGS = [
         "_processes.py",
         "        self._isolate(place, job, row, exit_code)\n",
         "        place.end_request()\n"
-        "        self._report(job, place.rows, {}, {}, 0.0)\n"
+        "        self._report(job, place.rows, {}, {}, ThreadTimes())\n"
         "        return True\n"
         "        self._isolate(place, job, row, exit_code)\n",
         "tests/data/test_processes.py::test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again",
@@ -105,7 +105,7 @@ BUGS = [
         "The other rows of a request whose process was lost count as decoded.",
         "_processes.py",
         "            self._rows.put_back(job, others)\n",
-        "            self._report(job, others, {}, {}, 0.0)\n",
+        "            self._report(job, others, {}, {}, ThreadTimes())\n",
         "tests/data/test_processes.py::test_no_sample_is_skipped_for_another_one",
     ),
     Bug(
