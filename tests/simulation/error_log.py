@@ -32,6 +32,8 @@ class ErrorLog:
         self.unexpected: list[str] = []
         #: True if the loop is closed while tasks run on it. They are destroyed, and the loop's handler is called.
         self.loop_closes_early = False
+        #: True if items of a pipeline were ended early: an exception has left the pipeline, and hides their failures.
+        self.items_ended_early = False
         #: True if the program limits memory, or lets allocations fail, by memory adaptors.
         self.memory_is_limited = False
 
@@ -46,6 +48,7 @@ class ErrorLog:
 
     def record(self, error: BaseException) -> None:
         """Remember that an error was reported to the program."""
+        self.items_ended_early = self.items_ended_early or "was ended early" in str(error)
         self._codes.update(_codes(error))
 
     def is_planned_shortage(self, error: BaseException) -> bool:
@@ -63,10 +66,11 @@ class ErrorLog:
     def unreported_fault(self) -> str | None:
         """Return the injected fault that nothing has reported; None if there is none, or more than one fault happened.
 
-        With several faults, one may hide another: a loop reports only the first query that the driver refuses. Code 2,
-        out of memory, may stay unreported: the library tries each allocation twice.
+        With several faults, one may hide another: a loop reports only the first query that the driver refuses. An
+        exception that leaves a pipeline hides the failures of its items. Code 2, out of memory, may stay unreported: the
+        library tries each allocation twice.
         """
-        if sum(self._upsets.happened.values()) == 1:
+        if sum(self._upsets.happened.values()) == 1 and not self.items_ended_early:
             for code in self._injected_codes() - self._codes - {2}:
                 return f"a call was refused with {code}, and no error has reported it"
         return None
