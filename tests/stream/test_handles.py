@@ -159,15 +159,17 @@ async def test_a_fresh_kernel_is_loaded_first() -> None:
         await stream.aclose()
 
 
-async def test_a_small_copy_before_there_is_pinned_memory_for_it() -> None:
+async def test_a_small_copy_while_no_pinned_memory_is_free_for_it() -> None:
     async with open_peer() as (peer, device):
-        with peer.holding_jobs():
-            owner = device.stream()
-            stream = Stream.from_handle(device, peer.inner.stream_handle(owner._queue.handle))
-            buffer = stream.empty(4)
-            with pytest.raises(BusyError, match="none is free now"):
-                stream.copy(buffer, np.ones(4, np.float32))
-        await until(lambda: resources_of(device).loop_states.here().staging.small, "the slab to be locked")
+        owner = device.stream()
+        stream = Stream.from_handle(device, peer.inner.stream_handle(owner._queue.handle))
+        buffer = stream.empty(4)
+        staging = resources_of(device).loop_states.here().staging
+        await until(lambda: staging.small, "the slab to be locked")
+        free, staging.small = staging.small, []
+        with pytest.raises(BusyError, match="none is free now"):
+            stream.copy(buffer, np.ones(4, np.float32))
+        staging.small = free
         assert await quickly(stream.copy(buffer, np.ones(4, np.float32))) is None
         with pytest.raises(BusyError, match="between the chunks"):
             stream.upload(np.zeros(1 << 20))
