@@ -67,8 +67,8 @@ class ErrorLog:
         """Return the injected fault that nothing has reported; None if there is none, or more than one fault happened.
 
         With several faults, one may hide another: a loop reports only the first query that the driver refuses. An
-        exception that leaves a pipeline hides the failures of its items. Code 2, out of memory, may stay unreported: the
-        library tries each allocation twice.
+        exception that leaves a pipeline hides the failures of its items. Code 2, out of memory, may stay unreported:
+        the library tries each allocation twice.
         """
         if sum(self._upsets.happened.values()) == 1 and not self.items_ended_early:
             for code in self._injected_codes() - self._codes - {2}:
