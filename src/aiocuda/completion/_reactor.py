@@ -442,7 +442,7 @@ class Reactor(ReactorFields):
             if self._heard - found > LATE_SECONDS:
                 self._held_up_until = self._heard + HELD_UP_SECONDS
             for queue in ended:  # a query has found the end before: only the next wait needs a notifier
-                if queue.watch.attended:
+                if queue.watch.attended and not queue.watch.polling:
                     self.plan(queue)
             self._look(queues)
 
