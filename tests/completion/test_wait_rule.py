@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,6 @@ from aiocuda.completion._wait_rule import (
     GRACE,
     LONGEST,
     OVERDUE,
-    QUIET,
     SHORT_WAIT,
     SHORTEST,
     first_poll,
@@ -120,6 +120,15 @@ def test_parked_wait_is_queried_from_a_millisecond_on_at_most_10_ms_apart(
         assert min(after) <= 2 * SHORTEST + 1e-9
 
 
+def test_grid_of_many_waits_is_coarser_unless_callbacks_are_late() -> None:
+    for waits, milliseconds in ((1, 1), (15, 1), (16, 2), (24, 3), (200, 3)):
+        following, _ = next_look(EFFICIENT, parked(), 100.0, polls=False, held_up=False, waits=waits)
+        assert round(following * 1000) % milliseconds == 0
+        assert following - 100.0 <= milliseconds * 1.25e-3 + 1e-9
+        following, _ = next_look(EFFICIENT, parked(), 100.0, polls=False, held_up=True, waits=waits)
+        assert following - 100.0 <= 1.25e-3 + 1e-9
+
+
 def test_predictions_count_for_nothing_while_callbacks_are_late() -> None:
     watch = parked(predicted=100.02, repeats=True)
     begin, _ = next_look(EFFICIENT, watch, 100.0, polls=False, held_up=True, waits=1)
@@ -153,7 +162,7 @@ async def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_que
     watch = queue.watch = parked()
     for heard, looked, is_due in ((99.9995, 99.995, False), (99.9989, 99.995, True), (99.9995, 99.99, True)):
         watch.poll_from, watch.looked = 100.0, looked
-        due, following = reactor.due(100.0, heard + QUIET, OVERDUE, SHORTEST)
+        due, following = reactor.due(100.0, heard + SHORTEST, OVERDUE, SHORTEST)
         assert due == [queue] * is_due
         assert following == (math.inf if is_due else pytest.approx(100.001))
     queue.watch = Watch()
@@ -207,6 +216,18 @@ def test_durations_that_vary_do_not_count_as_repeated(pattern: str) -> None:
     assert repeated < 250
 
 
+def test_sample_that_was_not_foreseen_does_not_count_as_repeated() -> None:
+    """Streams in step: all durations of one round agree, and the prediction of each was made in the round before."""
+    estimate = Estimate()
+    for seconds, before in islice(zip(itertools.cycle([0.001, 0.010]), itertools.cycle([0.010, 0.001])), 10):
+        for _ in range(16):
+            estimate.add(seconds - 5e-4, seconds, 1, before)
+            assert estimate.agreed == 0
+    for _ in range(4):
+        estimate.add(0.0095, 0.010, 1, 0.010)
+    assert estimate.agreed >= 3
+
+
 def test_new_duration_is_learned() -> None:
     estimate = Estimate()
     for seconds in (0.010, 0.003):
@@ -242,6 +263,23 @@ def test_end_that_nobody_has_waited_for_teaches_no_duration() -> None:
 
 
 # In virtual time
+
+
+def test_streams_in_step_with_durations_in_turn_are_not_polled() -> None:
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async def each(stream: Stream, count: int) -> None:
+            for number in range(count):
+                await stream.launch(SPIN, 1, 1, (1_000_000, 10_000_000)[number % 2])
+
+        streams = [device.stream() for _ in range(16)]
+        await asyncio.gather(*(each(stream, 4) for stream in streams))
+        before = device.statistics().sleeps
+        await asyncio.gather(*(each(stream, 20) for stream in streams))
+        assert device.statistics().sleeps - before <= 16 * 20 // 20
+        for stream in streams:
+            await stream.aclose()
+
+    simulated(main)
 
 
 async def lateness(stream: Stream, driver: SimulatedDriver, pattern: str, count: int = 60) -> list[float]:

@@ -24,7 +24,7 @@ async def test_group_of_given_streams_neither_owns_nor_closes_them(device: Devic
     ):
         imported = Stream.from_handle(device, other)
         buffer, ours, theirs = up.empty(4), lease.empty(4), other.empty(4)
-        await lease.fill(ours, 0)
+        await aiocuda.gather(lease.fill(ours, 0), up.copy(buffer, x))  # the first upload makes its staging buffer
         async with StreamGroup(device, {"up": up, "work": lease, "theirs": imported}) as group:
             assert group.names == ("up", "work", "theirs")
             assert [*group] == [group["up"], group[1], group[imported]] == [up, lease, imported]

@@ -36,12 +36,16 @@ cdef class Countdown:
     cdef public Py_ssize_t left
     cdef public bint fail_fast
 
+@cython.locals(off=cython.double)
+cdef bint _is_near(double seconds, double known)
+
 cdef class Estimate:
     cdef public object kernel, seconds
     cdef public int agreed
     cdef Estimate _after_wait
-    @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, width=cython.double, is_exact=cython.bint)
-    cpdef add(self, double least, double most, int count=*)
+    @cython.locals(known=cython.double, nearest=cython.double, width=cython.double, is_exact=cython.bint,
+                   agrees=cython.bint)
+    cpdef add(self, double least, double most, int count=*, double foreseen=*)
     cpdef shorten(self, double factor)
 
 cdef class _Instant(Estimate):
@@ -181,7 +185,7 @@ cdef class Ring:
     cdef bint _has_passed(self, QueuedOperation operation) except -1
     @cython.locals(answer=cython.int)
     cdef bint _is_done(self, Lease lease) except -1
-    @cython.locals(busy=cython.double, start=cython.double)
+    @cython.locals(busy=cython.double, start=cython.double, watch=Watch, foreseen=cython.double)
     cdef _after_resolving(self, Estimate sampled, QueuedOperation first, QueuedOperation last, Py_ssize_t timed, double now)
 
 @cython.locals(operation=QueuedOperation)

@@ -672,10 +672,11 @@ class Ring:
             start = first.submitted_at
             if self.last_resolved > start:  # `max` takes 60 ns
                 start = self.last_resolved
-            busy = self.last_busy
-            if self.watch.attended and busy < now - CALLBACK_SECONDS:
+            busy, watch = self.last_busy, self.watch
+            if watch.attended and busy < now - CALLBACK_SECONDS:
                 busy = now - CALLBACK_SECONDS
-            sampled.add(busy - start if busy > start else 0.0, now - start, timed)
+            foreseen = watch.predicted - start if watch.target == last.id and watch.predicted > start else 0.0
+            sampled.add(busy - start if busy > start else 0.0, now - start, timed, foreseen)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
             # They are of different kinds, and end before their predicted end: the estimates are too long.
             start = max(first.submitted_at, self.last_resolved)

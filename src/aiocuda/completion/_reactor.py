@@ -37,10 +37,10 @@ from ._wait_rule import (
     MOST_CHECKED,
     MOST_CHECKED_SECONDS,
     OVERDUE,
-    QUIET,
     SHORTEST,
     first_poll,
     next_look,
+    step,
 )
 from ._waiting_calls import WaitingCalls
 
@@ -275,7 +275,10 @@ class Reactor(ReactorFields):
         """Query the parked queues that are due, or begin to poll them."""
         early = self.alarm.early
         reached = max(now + early, self.alarm.reached)
-        due, following = self.due(reached, self._heard + QUIET + early, OVERDUE + early, SHORTEST)
+        shortest = step(len(self.attended))
+        # A driver that is held up in between sends the callbacks of several streams at once: they say nothing then.
+        quiet_from = self._heard + shortest + early if now >= self._held_up_until else -math.inf
+        due, following = self.due(reached, quiet_from, OVERDUE + early, shortest)
         checked: list[StreamQueue] = []
         armed: list[StreamQueue] = []
         for queue in due:
@@ -291,7 +294,7 @@ class Reactor(ReactorFields):
         if len(armed) > MOST_CHECKED and now >= self._held_up_until:
             armed, put_off = _in_turn(armed, now)
             for queue in put_off:
-                queue.watch.poll_from += SHORTEST
+                queue.watch.poll_from += shortest
                 following = min(following, queue.watch.poll_from)
         if following < math.inf:
             self.alarm.set(following, now)

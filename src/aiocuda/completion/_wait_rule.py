@@ -13,9 +13,9 @@ oldest operation with a waiter, or the last one that `gather` awaits.
    library by any time, since the driver runs host functions one after another. So each armed wait is queried in
    between, with every policy: from a millisecond after it was armed, or after its predicted end where durations repeat,
    more and more rarely, at most 10 ms apart. While the callbacks of other streams come, the driver is not held up, and
-   there are only the queries at 10 ms. At most four waits are queried in a millisecond, in turn. After a callback that
-   has come 2 ms later than such a query has found the end, all are, and predictions count for nothing here, for ten
-   seconds.
+   there are only the queries at 10 ms. At most four waits are queried at a time, in turn: each millisecond, and with 16
+   or more waits every second or third one. After a callback that has come 2 ms later than such a query has found the
+   end, all are queried each millisecond, and neither predictions nor other callbacks count here, for ten seconds.
 4. *Without a notifier.* Only 24 waits of a device can be armed at a time. The others are queried by the same timer.
 
 Times are in seconds, by the driver's clock.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._core import Watch
     from ._policy import CompletionPolicy
 
-__all__ = ["HELD_UP_SECONDS", "OVERDUE", "QUIET", "SHORTEST", "first_poll", "next_look"]
+__all__ = ["HELD_UP_SECONDS", "OVERDUE", "SHORTEST", "first_poll", "next_look", "step"]
 
 #: The longest poll of a wait of unknown length before a host callback is armed. To arm one takes about 2 µs, and to
 #: wake a sleeping loop 100 µs or more, so a shorter wait is better polled.
@@ -43,13 +43,14 @@ SHORT_WAIT = 500e-6
 GRACE = 150e-6
 
 #: The times between two checks of a wait. The shorter one is also the grid on which they lie: one wake-up of the loop
-#: costs as much as ten queries.
+#: costs as much as ten queries. The grid of 16 waits has 2 ms, and that of 24 or more 3 ms.
 SHORTEST = 0.001
 LONGEST = 0.010
+WAITS_PER_STEP = 8
+MOST_STEPS = 3
 
-#: A check beside an armed callback is made if no callback of any stream has come for `QUIET`, or if the wait was not
-#: queried for `OVERDUE`. Else it is put off, by steps of `SHORTEST`.
-QUIET = SHORTEST
+#: A check beside an armed callback is made if no callback of any stream has come for a step of the grid, or if the wait
+#: was not queried for `OVERDUE`. Else it is put off, by steps.
 OVERDUE = LONGEST - SHORTEST
 
 #: The most armed waits that are queried at one time, while callbacks do not count as held up: a query and what belongs
@@ -64,8 +65,9 @@ LATENESS = 1 / 12
 LATE_SECONDS = 0.002
 HELD_UP_SECONDS = 10.0
 
-#: As `LATENESS`, without a notifier.
+#: As `LATENESS`, without a notifier, of a wait that has taken less than `LONG_WAIT`.
 LATENESS_UNARMED = 1 / 20
+LONG_WAIT = 0.5
 
 #: The more waits there are without a notifier, the more rarely each is queried: a query takes 1.5 to 5 µs, so that all
 #: of them take at most 2 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
@@ -99,14 +101,18 @@ def next_look(
         The number of waits of the loop.
     """
     if watch.armed is None:
-        return _on_grid(now, min(SECONDS_PER_WAIT * waits, LATENESS_UNARMED * (now - watch.since))), 0.0
+        taken = now - watch.since
+        part = LATENESS if taken > LONG_WAIT else LATENESS_UNARMED
+        return _on_grid(now, min(SECONDS_PER_WAIT * waits, part * taken), SHORTEST), 0.0
     predicted = watch.predicted
     repeats = watch.repeats and not held_up
+    shortest = SHORTEST if held_up else step(waits)
     if repeats and now < predicted:
         latest = now + LONGEST  # a poll that begins by then needs no check before it
-        check = math.ceil(min(predicted + SHORTEST, latest - SHORTEST) / SHORTEST) * SHORTEST
+        check = math.ceil(min(predicted + shortest, latest - shortest) / shortest) * shortest
     else:
-        latest = check = _on_grid(now, min(LONGEST, LATENESS * (now - (predicted if repeats else watch.since))))
+        taken = now - (predicted if repeats else watch.since)
+        latest = check = _on_grid(now, min(LONGEST, LATENESS * taken), shortest)
     if polls and (watch.repeats or policy.share >= 1.0):
         begin, end = predicted - policy.lead, predicted + policy.grace
         if not predicted:
@@ -116,12 +122,17 @@ def next_look(
     return check, 0.0
 
 
-def _on_grid(now: float, wait: float) -> float:
-    """Return a multiple of 1, 2, 4, 8 … ms about ``wait`` from now: so many streams are queried at once.
+def step(waits: int) -> float:
+    """Return the shortest time between two checks of armed waits, in seconds, where there are so many waits."""
+    return SHORTEST * max(1, min(MOST_STEPS, waits // WAITS_PER_STEP))
 
-    It is 0.25 to 1.25 of that period away, and the period is at most ``wait``, at least `SHORTEST`.
+
+def _on_grid(now: float, wait: float, shortest: float) -> float:
+    """Return a multiple of 1, 2, 4, 8 … times ``shortest``, about ``wait`` from now: many streams are queried at once.
+
+    It is 0.25 to 1.25 of that period away, and the period is at most ``wait``, at least ``shortest``.
     """
-    period = SHORTEST
+    period = shortest
     while 2.0 * period <= wait:
         period *= 2.0
     at = (math.floor(now / period) + 1.0) * period

@@ -84,10 +84,11 @@ class NotifyConformance(Conformance):
 
     def test_as_many_notifiers_as_the_limit_can_be_armed(self, rig: Rig) -> None:
         """`notifier_limit` notifiers can be armed at the same time."""
-        stream = rig.stream()
+        stream, limit = rig.stream(), rig.driver.notifier_limit(rig.device)
+        rig.make_notifiers(limit)
         hold = rig.hold(stream)
         with rig.unblocked("ring"):
-            tags = [rig.ring(rig.record(stream)) for _ in range(rig.driver.notifier_limit(rig.device))]
+            tags = [rig.ring(rig.record(stream)) for _ in range(limit)]
         assert not set(tags) & set(rig.tags())
         hold.release()
         rig.wait_tags(*tags)

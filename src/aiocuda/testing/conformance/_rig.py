@@ -362,6 +362,10 @@ class Rig:
         self._armed[tag] = notifier
         return tag
 
+    def make_notifiers(self, count: int) -> None:
+        """Create so many notifiers for `ring`. CUDA may let the creation of a stream wait for every running kernel."""
+        self._idle += [self.driver.notifier(self.device, self.port) for _ in range(count)]
+
     def tags(self) -> list[int]:
         """Return all tags that have arrived at the rig's port so far, in order."""
         for tag in self.port.drain():
