@@ -1,6 +1,6 @@
 """Rows in short slices, by public names of aiocuda alone: `compare` runs them with two versions of the library.
 
-A slice does the work of the row with its name for some tenths of a second, without a baseline. Machines and seconds
+A slice does the work of the row with its name, if there is one, for some tenths of a second, without a baseline. Machines and seconds
 differ by more than two versions do, so slices of both have to alternate.
 """
 
@@ -15,7 +15,10 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import Any, TypeAlias
 
+import numpy as np
+
 import aiocuda
+from aiocuda.data import DataLoader
 
 from .figures import Better
 from .kernels import empty, nanoseconds, spin
@@ -27,6 +30,9 @@ Work: TypeAlias = Callable[[float], Awaitable[float]]  #: for about so many seco
 
 #: Seconds of the kernel of `kernel_200us` and `busy_loop`, of an iteration of the busy loop, and of a pipeline's stage.
 SHORT, BUSY, STAGE = 200e-6, 100e-6, 30e-6
+
+#: Bytes of an upload from pageable memory, and of the small arrays of the rows about memory and loaders.
+_MANY_BYTES, _FEW_BYTES = 64 << 20, 1 << 20
 
 _BURST, _STREAMS, _IN_FLIGHT, _IDLE, _DEPTH, _ITEMS = 200, 8, 16, 64, 5, 100
 
@@ -148,6 +154,55 @@ async def _kernel_200us(busy: float, device: aiocuda.Device) -> AsyncIterator[Wo
 
 
 @asynccontextmanager
+async def _pageable_up(device: aiocuda.Device) -> AsyncIterator[Work]:
+    array = np.ones(_MANY_BYTES, np.uint8)
+    async with open_streams(device, 1) as (stream,):
+        buffer = stream.empty(_MANY_BYTES, np.uint8)
+        yield lambda seconds: _each(lambda: stream.copy(buffer, array), seconds)
+
+
+@asynccontextmanager
+async def _empty_free(device: aiocuda.Device) -> AsyncIterator[Work]:
+    async with open_streams(device, 1) as (stream,):
+
+        async def turn() -> None:
+            for _ in range(_BURST):
+                stream.empty(_FEW_BYTES, np.uint8).free()
+            await stream.synchronize()
+
+        yield lambda seconds: _each(turn, seconds)
+
+
+@asynccontextmanager
+async def _pinned(device: aiocuda.Device) -> AsyncIterator[Work]:
+    async def turn() -> None:
+        (await device.pinned(_FEW_BYTES, np.uint8)).free()
+
+    yield lambda seconds: _each(turn, seconds)
+
+
+@asynccontextmanager
+async def _loader_threads(device: aiocuda.Device) -> AsyncIterator[Work]:
+    samples = [np.full(_FEW_BYTES // 64, number % 256, np.uint8) for number in range(_ITEMS * 8)]
+
+    async def epoch() -> None:
+        async with DataLoader(device, samples, batch_size=8) as loader:
+            async for batch in loader:
+                await batch.stream.synchronize()
+
+    yield lambda seconds: _each(epoch, seconds)
+
+
+async def _each(turn: Callable[[], Awaitable[object]], seconds: float) -> float:
+    """Take turns for so many seconds; return the median µs of one."""
+    took, stop = list[float](), perf_counter() + seconds
+    while (start := perf_counter()) < stop or not took:
+        await turn()
+        took.append((perf_counter() - start) * 1e6)
+    return median(took)
+
+
+@asynccontextmanager
 async def _idle_64_streams(device: aiocuda.Device) -> AsyncIterator[Work]:
     async with open_streams(device, _IDLE):
         yield idle
@@ -162,4 +217,8 @@ SLICES: dict[str, Slice] = {
     "busy_loop": Slice("µs", "lower", partial(_kernel_200us, BUSY)),
     "kernel_200us": Slice("µs", "lower", partial(_kernel_200us, 0.0)),
     "idle_64_streams": Slice("ms/s", "lower", _idle_64_streams),
+    "pageable_64mb": Slice("µs", "lower", _pageable_up),
+    "empty_free_200": Slice("µs", "lower", _empty_free),
+    "pinned_1mb": Slice("µs", "lower", _pinned),
+    "loader_threads": Slice("µs", "lower", _loader_threads),
 }

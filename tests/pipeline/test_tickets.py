@@ -441,8 +441,9 @@ async def test_skipped_item_is_not_reported_beside_the_one_that_has_failed(
     async with Pipeline(device, [Stage("work", work)]) as pipeline:
         tickets = [await pipeline.submit(number) for number in range(2)]
         latch.release()
-        await quickly(until(lambda: all(ticket.done() for ticket in tickets), "both tickets are done"))
-        del tickets
+        for ticket in tickets:
+            await quickly(until(ticket.done, "a ticket"))
+        del tickets, ticket
         gc.collect()
         await turns(2)
     assert [type(context["exception"]) for context in reported] == [ZeroDivisionError]

@@ -14,7 +14,7 @@ oldest operation with a waiter, or the last one that `gather` awaits.
    between, with every policy: from a millisecond after it was armed, or after its predicted end where durations repeat,
    more and more rarely, at most 10 ms apart. While the callbacks of other streams come, the driver is not held up, and
    there are only the queries at 10 ms. At most four waits are queried at a time, in turn: each millisecond, and with 16
-   or more waits every second or third one. After a callback that has come 2 ms later than such a query has found the
+   or more waits every second one. After a callback that has come 2 ms later than such a query has found the
    end, all are queried each millisecond, and neither predictions nor other callbacks count here, for ten seconds.
 4. *Without a notifier.* Only 24 waits of a device can be armed at a time. The others are queried by the same timer.
 
@@ -43,11 +43,10 @@ SHORT_WAIT = 500e-6
 GRACE = 150e-6
 
 #: The times between two checks of a wait. The shorter one is also the grid on which they lie: one wake-up of the loop
-#: costs as much as ten queries. The grid of 16 waits has 2 ms, and that of 24 or more 3 ms.
+#: costs as much as ten queries. So many waits or more have a grid of twice as much.
 SHORTEST = 0.001
 LONGEST = 0.010
-WAITS_PER_STEP = 8
-MOST_STEPS = 3
+MANY_WAITS = 16
 
 #: A check beside an armed callback is made if no callback of any stream has come for a step of the grid, or if the wait
 #: was not queried for `OVERDUE`. Else it is put off, by steps.
@@ -111,8 +110,11 @@ def next_look(
         latest = now + LONGEST  # a poll that begins by then needs no check before it
         check = math.ceil(min(predicted + shortest, latest - shortest) / shortest) * shortest
     else:
-        taken = now - (predicted if repeats else watch.since)
-        latest = check = _on_grid(now, min(LONGEST, LATENESS * taken), shortest)
+        wait = LATENESS * (now - (predicted if repeats else watch.since))
+        if wait < LONGEST:
+            latest = check = _on_grid(now, wait, shortest)
+        else:  # all long waits at once
+            latest = check = (math.floor(now / LONGEST) + 1.0) * LONGEST
     if polls and (watch.repeats or policy.share >= 1.0):
         begin, end = predicted - policy.lead, predicted + policy.grace
         if not predicted:
@@ -124,7 +126,7 @@ def next_look(
 
 def step(waits: int) -> float:
     """Return the shortest time between two checks of armed waits, in seconds, where there are so many waits."""
-    return SHORTEST * max(1, min(MOST_STEPS, waits // WAITS_PER_STEP))
+    return SHORTEST if waits < MANY_WAITS else 2.0 * SHORTEST
 
 
 def _on_grid(now: float, wait: float, shortest: float) -> float:
