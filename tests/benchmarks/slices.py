@@ -1,7 +1,7 @@
 """Rows in short slices, by public names of aiocuda alone: `compare` runs them with two versions of the library.
 
-A slice does the work of the row with its name, if there is one, for some tenths of a second, without a baseline. Machines and seconds
-differ by more than two versions do, so slices of both have to alternate.
+A slice does the work of the row with its name, if there is one, for some tenths of a second, without a baseline.
+Machines and seconds differ by more than two versions do, so slices of both have to alternate.
 """
 
 from __future__ import annotations

@@ -36,14 +36,11 @@ cdef class Countdown:
     cdef public Py_ssize_t left
     cdef public bint fail_fast
 
-@cython.locals(off=cython.double)
-cdef bint _is_near(double seconds, double known)
-
 cdef class Estimate:
     cdef public object kernel, seconds
     cdef public int agreed
     cdef Estimate _after_wait
-    @cython.locals(known=cython.double, nearest=cython.double, width=cython.double, is_exact=cython.bint,
+    @cython.locals(known=cython.double, nearest=cython.double, off=cython.double, width=cython.double, is_exact=cython.bint,
                    agrees=cython.bint)
     cpdef add(self, double least, double most, int count=*, double foreseen=*)
     cpdef shorten(self, double factor)

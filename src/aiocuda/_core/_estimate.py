@@ -77,28 +77,25 @@ class Estimate:
         if width > CALLBACK_SECONDS and not is_exact and least <= known <= most:
             return  # no task has waited for the end, so it may be old
         nearest = most if is_exact or known > most else least if known < least else known
-        agrees = _is_near(nearest, known)
+        off = nearest - known if nearest > known else known - nearest
+        agrees = off <= REPEAT_SECONDS or off <= REPEAT_PART * known
         if agrees:
             self.seconds = known + WEIGHT * (nearest - known) if is_exact else nearest
             if foreseen:
                 foreseen /= count
-                agrees = _is_near(most if foreseen > most else least if foreseen < least else foreseen, foreseen)
+                off = foreseen - most if foreseen > most else least - foreseen
+                agrees = off <= REPEAT_SECONDS or off <= REPEAT_PART * foreseen
         elif not self.agreed:
             self.seconds = most
-        if not agrees:
-            self.agreed = max(self.agreed - 1, 0)
-        elif self.agreed < MOST_AGREED:
+        if agrees and self.agreed < MOST_AGREED:
             self.agreed += 1
+        elif not agrees and self.agreed:
+            self.agreed -= 1
 
     def shorten(self, factor: float) -> None:
         """Scale the estimate: together with operations of other kinds, its operations took less time than predicted."""
         if self.seconds is not None:
             self.seconds *= factor
-
-
-def _is_near(seconds: float, known: float) -> bool:
-    off = seconds - known if seconds > known else known - seconds
-    return off <= REPEAT_SECONDS or off <= REPEAT_PART * known
 
 
 class _Instant(Estimate):
