@@ -45,6 +45,8 @@ SECTIONS = {
     "h200": "Operations, copies and pipelines",
     "h200-coordination": "Coordinators and collectives",
     "h200-peers": "Waiting, beside other libraries",
+    "h200-waits": "Waiting, beside a raw host callback",
+    "h200-stalls": "Calls of CUDA that wait for kernels",
     "h200-x2-collectives": "All-reduce on two GPUs, before the owner of a part sent its result",
     "h100": "With the compiled core, on an H100",
     "h200-freeze": "A service with and without frozen objects",
