@@ -113,9 +113,10 @@ def test_each_call_is_timed_and_a_refused_one_is_noted() -> None:
 
 
 def test_bounds_hold_the_worst_run_of_each_action() -> None:
-    for name in ("stalls_busy", "stalls_idle"):
+    for name, without in (("stalls_busy", {"load", "first_launch"}), ("stalls_idle", set[str]())):
         bounds = {bound.figure: bound.at_most for bound in ROWS[name].bounds}
-        assert bounds == {f"worst_{action}_ms": limit for action, limit in STALL_LIMITS.items()}
+        limits = {action: limit for action, limit in STALL_LIMITS.items() if action not in without}
+        assert bounds == {f"worst_{action}_ms": limit for action, limit in limits.items()}
 
 
 def test_meter_keeps_each_turn_while_it_records() -> None:
