@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
