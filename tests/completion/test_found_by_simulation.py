@@ -80,7 +80,7 @@ def test_finished_chunk_resolves_no_operation_that_was_not_queried() -> None:
             await stream.fill(buffer, 0)
             for _ in range(2):
                 arguments = queue.handle, buffer.address, b"\x01\x00\x00\x00", 4
-                queue.submit_chunk(driver.fill, arguments, None, queue.host_queue.pump, None)
+                queue.rare.submit_chunk(driver.fill, arguments, None, queue.rare.host_queue.pump, None)
             later = stream.launch(SPIN, 1, 1, LONG)
             assert later.state == "queued"
             driver.advance_time(1e-3)  # both chunks are done, but not yet queried

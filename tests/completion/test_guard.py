@@ -265,6 +265,6 @@ async def test_queues_that_wait_for_another_one_are_kept_in_order() -> None:
             await latch.held()
             queued = first.synchronize()
             waits = [stream.wait(queued) for stream in streams]
-            assert list(first._queue.host_queue.followers) == [stream._queue for stream in streams]
+            assert list(first._queue.rare.host_queue.followers) == [stream._queue for stream in streams]
             latch.release()
             await quickly(aiocuda.gather(*waits))

@@ -194,10 +194,10 @@ async def test_operations_behind_the_same_gate_ask_it_only_when_it_may_have_open
         queue = stream_queue(stream)
         latch.hold(stream)
         await latch.held()
-        operations = [queue.enqueue_gated("wait", gate, None, ()) for _ in range(100)]
+        operations = [queue.rare.enqueue_gated("wait", gate, None, ()) for _ in range(100)]
         assert gate.asked == 1
         gate.is_open = True
-        queue.host_queue.pump()
+        queue.rare.host_queue.pump()
         assert gate.asked == 101
         latch.release()
         await quickly(aiocuda.gather(*operations))
@@ -417,7 +417,7 @@ async def test_no_operation_is_queued_between_the_flush_and_the_loan() -> None:
 
         async def borrow() -> None:
             async with stream.lend():
-                found.append(not stream._queue.host_queue.entries)
+                found.append(not stream._queue.rare.host_queue.entries)
 
         async def upload() -> Operation[Any]:
             while first.state in ("queued", "staging"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aiocuda._core import Ring
 from aiocuda.completion._armed_notifier import ArmedNotifier
 from aiocuda.completion._notifiers import INDEX_SHIFT, NotifierPool
 from aiocuda.completion._reactor import Reactor
@@ -185,16 +186,16 @@ def early_rearm(patch: pytest.MonkeyPatch) -> None:
 
 def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
     """A queue disarms its notifier when it resolves operations."""
-    original = StreamQueue._after_resolving
+    original = Ring._after_resolving
 
-    def after(queue: StreamQueue, *sample: Any) -> None:
+    def after(queue: Ring, *sample: Any) -> None:
         notifier_pool, tokens = queue.reactor.notifier_pool, queue.device_state.tokens
         for tag in [tag for tag, armed in notifier_pool.armed.items() if armed is queue.watch.armed]:
             notifier_pool.disarm(tag, tokens)
             queue.watch.armed = None
         original(queue, *sample)
 
-    patch.setattr(StreamQueue, "_after_resolving", after)
+    patch.setattr(Ring, "_after_resolving", after)
 
 
 def no_watchdog(patch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def tags_without_generation(patch: pytest.MonkeyPatch) -> None:
 def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
     """A wake-up resolves operations, and makes no new plan."""
 
-    def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
+    def look(reactor: Reactor, queues: dict[Ring, None]) -> None:
         for queue in queues:
             queue.poll()
 
@@ -235,7 +236,7 @@ def spin_without_park(patch: pytest.MonkeyPatch) -> None:
 def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
     """A notification resolves operations without a query."""
 
-    def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
+    def look(reactor: Reactor, queues: dict[Ring, None]) -> None:
         for queue in queues:
             if queue.pending:
                 queue._resolve(len(queue.pending), 256)
@@ -246,14 +247,14 @@ def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
 
 def only_newest_resolved(patch: pytest.MonkeyPatch) -> None:
     """If the newest operation is done, only that one is resolved."""
-    original = StreamQueue._resolve
+    original = Ring._resolve
 
-    def backwards(queue: StreamQueue, known: int, most: int) -> int:
+    def backwards(queue: Ring, known: int, most: int) -> int:
         if known == len(queue.pending):
             queue.pending.reverse()
         return original(queue, known, 1)
 
-    patch.setattr(StreamQueue, "_resolve", backwards)
+    patch.setattr(Ring, "_resolve", backwards)
 
 
 def tokens_kept(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +279,8 @@ def silent_notifiers_reused(patch: pytest.MonkeyPatch) -> None:
 def close_wakes_no_waiter(patch: pytest.MonkeyPatch) -> None:
     """The close of a device wakes no waiters."""
 
-    def orphan(queue: StreamQueue) -> None:
+    def orphan(rare: StreamQueue) -> None:
+        queue = rare._ring()
         queue.closed = True
         queue.reactor.retire(queue)
 

@@ -190,7 +190,7 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
         handle = device.driver.stream_handle(own._queue.handle)
         imported = Stream.from_handle(device, handle)
         assert (
-            resources_of(device).imports.queue_of(handle).imported
+            resources_of(device).imports.queue_of(handle).rare.imported
         )  # made from the handle, it is not the device's own stream
         buffer = own.empty(SIZE, np.uint8)
         with Latch(device) as latch:

@@ -91,7 +91,7 @@ class Visitor:
         if "polls" in self._what:
             queue.poll()
         if "closes" in self._what and self.may_close:
-            queue.refuse()
+            queue.rare.refuse()
 
     def renew(self) -> None:
         """Let the visitor enqueue again."""
@@ -162,11 +162,11 @@ async def test_visitor_of_the_stream_loses_nothing(path: Path, point: str, what:
             operations = enqueue_at(point, peer, stream, visitor)
             visitor.may_close = True
             before = device.statistics()
-            block_until(queue.has_device_finished, "the fills")
+            block_until(queue.rare.has_device_finished, "the fills")
             await quickly(path(stream, operations))
             for operation in [*operations, *visitor.enqueued]:
                 assert await quickly(operation.wait()) is None
-            await quickly(queue.settle())
+            await quickly(queue.rare.settle())
             for operation in visitor.enqueued:  # the last visits
                 await quickly(operation.wait())
         assert visitor.visits >= OPERATIONS
@@ -218,7 +218,7 @@ async def test_interrupted_hook_that_has_resolved_its_operation_returns_its_even
 
     class Resolves:
         def on_submit(self, operation: Operation[None]) -> None:
-            block_until(stream._queue.has_device_finished, "the launch")
+            block_until(stream._queue.rare.has_device_finished, "the launch")
             with contextlib.suppress(StopIteration):
                 operation.__await__().send(None)
             raise KeyboardInterrupt
@@ -242,7 +242,7 @@ async def test_query_that_resolves_all_is_no_error(path: Path) -> None:
         buffer = stream.empty(4)
         await stream.fill(buffer, 0)
         operation = stream_operation(stream.fill(buffer, 1))
-        block_until(stream._queue.has_device_finished, "the fill")
+        block_until(stream._queue.rare.has_device_finished, "the fill")
 
         def query(_: object) -> None:
             del peer.before["event_query"]

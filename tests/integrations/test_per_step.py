@@ -278,13 +278,13 @@ async def test_step_begins_when_nothing_of_the_stream_is_on_the_host(device: Dev
     @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
     async def work() -> None:
         await asyncio.sleep(0)
-        seen.append(bool(queue.host_queue.entries))
+        seen.append(bool(queue.rare.host_queue.entries))
 
     with Latch(device) as latch:
         held = latch.hold(stream)
         await latch.held()
         upload = stream.upload(np.zeros(1 << 20))  # pageable: copied in chunks, which the host queue holds
-        assert queue.host_queue.entries
+        assert queue.rare.host_queue.entries
         task = asyncio.create_task(work())
         for _ in range(5):
             await asyncio.sleep(0)
@@ -308,7 +308,7 @@ async def test_cancellation_arrives_when_the_step_begins(device: Device, stream:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
-            seen.append(bool(queue.host_queue.entries))
+            seen.append(bool(queue.rare.host_queue.entries))
             raise
 
     with Latch(device) as latch:

@@ -166,14 +166,14 @@ async def test_a_dependency_that_does_not_succeed(end: str) -> None:
             operation = fills[0] if end != "withdrawn" else fills[-1]
             buffer.add_dependency(operation)
             if end == "withdrawn":
-                other._queue.withdraw_all()
+                other._queue.rare.withdraw_all()
             elif end == "abandoned":
                 operation.abandon()
             buffer.free()
             latch.release()
             with pytest.raises(aiocuda.AiocudaError):
                 await quickly(operation)
-            await other._queue.settle()
+            await other._queue.rare.settle()
             for fill in fills[1:]:
                 if not fill.done() or fill.state == "failed":
                     with pytest.raises(aiocuda.AiocudaError):

@@ -16,8 +16,8 @@ from tests.simulation.internals import MOST_PER_PUMP, TRANSITIONS, State
 
 if TYPE_CHECKING:
     from aiocuda import Device
+    from aiocuda._core import Ring
     from aiocuda.completion._notifiers import NotifierPool
-    from aiocuda.completion._stream_queue import StreamQueue
 
 __all__ = ["Checker", "ViolationError"]
 
@@ -169,7 +169,7 @@ class Checker:
         self._check_operations()
         enqueued = 0
         for index, device in enumerate(self.devices):
-            queues: list[StreamQueue] = []
+            queues: list[Ring] = []
             for of_loop, knows_fault, notifier_pool in internals.loop_states(device):
                 queues += of_loop
                 self._loop_knows_fault = self._loop_knows_fault or knows_fault
@@ -241,7 +241,7 @@ class Checker:
 
     def _check_order(self, finished: list[Operation[Any]]) -> None:
         """V3: no operation is done while an earlier one of its stream is unfinished."""
-        oldest: dict[StreamQueue, int] = {}
+        oldest: dict[Ring, int] = {}
         for operation in self._unfinished:
             oldest.setdefault(internals.queue_of(operation), operation.id)
         for operation in finished:
@@ -266,7 +266,7 @@ class Checker:
         if rung.has_early_reuse():
             self.report("V5 a notifier is free to be armed again, and its tag has not come yet")
 
-    def _check_queues(self, index: int, queues: list[StreamQueue]) -> None:
+    def _check_queues(self, index: int, queues: list[Ring]) -> None:
         """V4, V5 and V12 on one device."""
         device = self.devices[index]
         idle = internals.idle_event_handles(device)

@@ -24,8 +24,8 @@ from aiocuda.memory._buffer import DeviceBuffer
 
 if TYPE_CHECKING:
     from aiocuda import AsyncCoordinator, Device, EventPool, Stream, StreamPool
+    from aiocuda._core import Ring
     from aiocuda.completion._notifiers import NotifierPool
-    from aiocuda.completion._stream_queue import StreamQueue
     from aiocuda.coordination import Node
     from aiocuda.driver.simulated import SimulatedDriver
 
@@ -128,7 +128,7 @@ def is_device_done(driver: SimulatedDriver, operation: Operation[Any]) -> bool:
     return event is None or event.is_done
 
 
-def queue_of(operation: Operation[Any]) -> StreamQueue:
+def queue_of(operation: Operation[Any]) -> Ring:
     """Return the stream queue of an operation."""
     return stream_operation(operation).queue
 
@@ -179,7 +179,7 @@ class _WatchedPending(deque[StreamOperation[Any]]):
 
 
 def watch_queue(
-    queue: StreamQueue, report: Callable[[str], object], on_resolve: Callable[[StreamOperation[Any]], object]
+    queue: Ring, report: Callable[[str], object], on_resolve: Callable[[StreamOperation[Any]], object]
 ) -> None:
     """Report the submissions and resolutions of a queue from now on. A second call for the same queue does nothing."""
     if type(queue.pending) is not _WatchedPending:
@@ -212,7 +212,7 @@ class RungNotifiers:
         return not set(unread.values()).isdisjoint(notifier_pool._free)
 
 
-def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, NotifierPool]]:
+def loop_states(device: Device) -> Iterator[tuple[Iterable[Ring], bool, NotifierPool]]:
     """Yield the stream queues, "has seen a fault", and the notifier pool of every loop that uses a device."""
     for loop_state in resources_of(device).loop_states._loop_states.values():
         reactor = loop_state.reactor
@@ -224,7 +224,7 @@ def retired_operations(device: Device) -> int:
     return sum(loop_state.reactor.submitted for loop_state in resources_of(device).loop_states._loop_states.values())
 
 
-def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
+def check_chunks(queue: Ring, report: Callable[[str], object]) -> None:
     """V4: report buffers that count as unused although a submitted chunk, or a submitted function, uses them."""
     for chunk in queue.pending:
         if chunk.kind is not INTERNAL or chunk.keep is None:
@@ -280,7 +280,7 @@ def pinned_ranges(driver: SimulatedDriver) -> int:
     return len(driver._pages._ranges)
 
 
-def queue_of_stream(stream: Stream) -> StreamQueue:
+def queue_of_stream(stream: Stream) -> Ring:
     """Return the stream queue of a stream."""
     return stream._queue
 

@@ -17,7 +17,7 @@ from tests.simulation.kernels import AFFINE
 if TYPE_CHECKING:
     from aiocuda import Device
     from aiocuda._base._types import Priority
-    from aiocuda.completion._stream_queue import StreamQueue
+    from aiocuda._core import Ring
     from aiocuda.pool._lease import LeasedStream
     from aiocuda.pool._strategy import StrategyName
     from aiocuda.pool._workload import Workload
@@ -38,7 +38,7 @@ class StreamPoolActions:
         self._checker = actions.checker
         self._pools: dict[Device, StreamPool] = {}
         self._all_pools: list[StreamPool] = []
-        self._leases: dict[StreamQueue, list[LeasedStream]] = {}
+        self._leases: dict[Ring, list[LeasedStream]] = {}
         self._checker.final_checks.append(self._check_end)
 
     def choices(self) -> Sequence[Callable[[], Awaitable[None]]]:

@@ -235,7 +235,7 @@ async def skips_without_a_cause(device: Device, checker: Checker) -> None:
     running = stream.launch(SPIN, 1, 1, 1_000_000)
     skipped = stream.synchronize()
     error = aiocuda.SkippedError("for no reason")
-    stream._queue.place_failed(
+    stream._queue.rare.place_failed(
         stream_operation(skipped), error, Poison(error, stream_operation(running).queue.loop, "x").failure()
     )
     await _expect(aiocuda.SkippedError, Actions(0, [device], checker)._await(skipped))

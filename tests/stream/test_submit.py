@@ -461,7 +461,7 @@ async def test_ctrl_c_in_a_paced_function_loses_no_other() -> None:
 
     class Queue:
         def __init__(self, number: int) -> None:
-            self.host_queue = self
+            self.rare = self.host_queue = self
             self.number = number
 
         def attend(self) -> None:

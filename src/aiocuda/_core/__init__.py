@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._obstacles import BARRED, CLOSED, COMPLICATED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
+from ._obstacles import BARRED, CLOSED, COMPLICATED, ENDED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
 from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._queued_operation import QueuedOperation
     from ._queued_operation import Waiter as Waiter
     from ._reactor_fields import ReactorFields
-    from ._ring import Obstacle, Ring, new_operation
+    from ._ring import Obstacle, Ring, new_operation, nothing
     from ._turn import Turn
     from ._watch import Watch
 else:
@@ -45,10 +45,10 @@ else:
 
 
 __all__ = [
-    "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "FAILED", "FAULTED", "INACTIVE", "INSTANT", "INTERNAL",
-    "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
+    "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "ENDED", "FAILED", "FAULTED", "INACTIVE", "INSTANT",
+    "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
     "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceFields",
     "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
     "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
-    "new_operation",
+    "new_operation", "nothing",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
     from ..memory._accesses import Ranges
     from ..memory._allocator import DeviceMemory
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ..memory._pinned import PinnedPool
     from ..memory._region import Region
     from ..memory.interchange._foreign import ForeignMemory
+    from ._ring import Ring
 
 __all__ = ["BlockFields"]
 
@@ -64,7 +64,7 @@ class BlockFields:
                  "freed", "home", "nbytes", "owner", "peers", "poison", "ready", "region", "shape", "uses")  # fmt: skip
 
     def __init__(
-        self, driver: Driver, device: int, address: int, nbytes: int, home: StreamQueue | None,
+        self, driver: Driver, device: int, address: int, nbytes: int, home: Ring | None,
         owner: DeviceMemory | ManagedPool | PinnedPool | ForeignMemory, shape: tuple[int, ...] | None = None,
         dtype: np.dtype[Any] | None = None,
     ) -> None:  # fmt: skip
@@ -76,8 +76,8 @@ class BlockFields:
         self.owner = owner
         self.shape = shape
         self.dtype = dtype
-        self.uses: dict[StreamQueue, StreamOperation[Any]] = {}
-        self.peers: dict[StreamQueue, StreamOperation[Any]] | None = None
+        self.uses: dict[Ring, StreamOperation[Any]] = {}
+        self.peers: dict[Ring, StreamOperation[Any]] | None = None
         self.dependencies: dict[StreamOperation[Any], None] | None = None
         self.allocation_event: StreamOperation[Any] | None = None
         self.poison: defaultdict[Any, Ranges[Any]] | None = None

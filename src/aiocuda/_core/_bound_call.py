@@ -13,9 +13,9 @@ from ._state import IN_CALL, SUBMITTED
 
 if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import RecordedCall
     from ._estimate import Estimate
+    from ._ring import Ring
 
 __all__ = ["BoundCall"]
 
@@ -38,7 +38,7 @@ class BoundCall:
     __slots__ = ("_after_wait", "_call", "_native", "_unrecorded", "estimate", "kind", "queue")
 
     def __init__(
-        self, queue: StreamQueue, kind: str, estimate: Estimate, call: RecordedCall,
+        self, queue: Ring, kind: str, estimate: Estimate, call: RecordedCall,
         unrecorded: Callable[[Sequence[Any]], object],
     ) -> None:  # fmt: skip
         self.queue = queue
@@ -98,7 +98,8 @@ class BoundCall:
             if queue.newest_id != number:
                 queue.move_to_end(operation)
             if listeners is not None and listeners.submit:
-                queue.reports.submitted(listeners.submit, operation)
-        except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
-            queue.interruption.end_recorded_call(operation, error, lease)
+                queue.rare.submitted(listeners.submit, operation)
+        except BaseException as error:
+            if not queue.rare.end_call(operation, error, lease):
+                raise
         return operation

@@ -9,12 +9,12 @@ from ._bound_call import BoundCall
 
 if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ..memory._block import Block
     from ..memory._buffer import DeviceBuffer
     from ..memory._host_writes import HostWrites
     from ..memory._pinned import PinnedBuffer
     from ._estimate import Estimate
+    from ._ring import Ring
 
 __all__ = ["BoundCopy"]
 
@@ -35,7 +35,7 @@ class BoundCopy(BoundCall):
     __slots__ = ("_address", "_device", "_dtype", "_host", "_host_writes", "_nbytes", "_shape", "_uploads")
 
     def __init__(
-        self, kind: str, queue: StreamQueue, device: DeviceBuffer, host: PinnedBuffer, estimate: Estimate,
+        self, kind: str, queue: Ring, device: DeviceBuffer, host: PinnedBuffer, estimate: Estimate,
         host_writes: HostWrites,
     ) -> None:  # fmt: skip
         stream, nbytes = queue.handle, device.nbytes

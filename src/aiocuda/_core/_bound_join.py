@@ -12,9 +12,9 @@ from ._obstacles import BARRED
 
 if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ._bound_call import BoundCall
     from ._lease import Lease
+    from ._ring import Ring
 
 __all__ = ["BoundJoin"]
 
@@ -43,8 +43,8 @@ class BoundJoin:
     __slots__ = ("_first", "_follow", "_others", "_recorded", "_unusual", "_wait", "_waiting")
 
     def __init__(
-        self, queues: Sequence[StreamQueue], waiting: BoundCall, recorded: BoundCall, wait: Callable[[int], None],
-        unusual: Callable[[], StreamOperation[None]], follow: Callable[[StreamQueue, StreamOperation[None]], None],
+        self, queues: Sequence[Ring], waiting: BoundCall, recorded: BoundCall, wait: Callable[[int], None],
+        unusual: Callable[[], StreamOperation[None]], follow: Callable[[Ring, StreamOperation[None]], None],
     ) -> None:  # fmt: skip
         self._first = queues[0]
         self._others = tuple(queues[1:])

@@ -9,11 +9,11 @@ from ._bound_call import BoundCall
 
 if TYPE_CHECKING:
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Launcher, RecordedCall
     from ..kernels import Kernel
     from ..memory._block import Block
     from ._estimate import Estimate
+    from ._ring import Ring
 
 __all__ = ["BoundLaunch"]
 
@@ -35,7 +35,7 @@ class BoundLaunch(BoundCall):
     __slots__ = ("converters", "kernel", "launcher", "pointers")
 
     def __init__(
-        self, queue: StreamQueue, call: RecordedCall, launcher: Launcher, estimate: Estimate,
+        self, queue: Ring, call: RecordedCall, launcher: Launcher, estimate: Estimate,
         pointers: tuple[int, ...], converters: tuple[Callable[[Any], Any], ...], kernel: Kernel,
     ) -> None:  # fmt: skip
         super().__init__(queue, "launch", estimate, call, launcher)

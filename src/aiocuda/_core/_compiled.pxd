@@ -18,7 +18,7 @@ cdef extern from "_calls.h":
     bint write_value "aiocuda_write_value"(int, unsigned long long, object)
 
 # Constants that the modules import.
-cdef int BARRED, COMPLICATED, DONE, SUBMITTED, FAULTED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
+cdef int BARRED, CLOSED, COMPLICATED, DONE, ENDED, SUBMITTED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED, UNASKED
 cdef Py_ssize_t MOST_PER_TURN
 cdef double CALLBACK_SECONDS, IN_CALL
 
@@ -127,12 +127,13 @@ cdef class QueuedOperation(Operation):
 
 # -- the ring
 
+@cython.final
 cdef class Ring:
     cdef object __weakref__
     cdef public ReactorFields reactor
     cdef public DeviceFields device_state
     cdef public Watch watch
-    cdef public object loop, driver, handle, now, operation_class, pending, on_host, latencies, reports, interruption
+    cdef public object loop, driver, handle, now, operation_class, pending, on_host, latencies, name, rare
     cdef public object _poison, _record
     cdef public Native _native
     cdef public int obstacles
@@ -140,7 +141,7 @@ cdef class Ring:
     cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double _asked_at, last_busy, last_resolved
-    cdef public QueuedOperation _target
+    cdef public QueuedOperation _target, awaiting
     cdef public bint _resolving
     cpdef append(self, QueuedOperation operation)
     cpdef check_loop(self)
@@ -155,6 +156,13 @@ cdef class Ring:
     cpdef attend(self, QueuedOperation operation=*)
     @cython.locals(now=cython.double, lease=Lease)
     cpdef submit(self, QueuedOperation operation, object call, object arguments, bint ahead=*)
+    cpdef enqueue_unusual(self, object kind, Estimate estimate, object keep, object call, object values, object label)
+    cpdef move_to_end(self, QueuedOperation operation)
+    cpdef return_lease(self, QueuedOperation operation, Lease lease)
+    cpdef QueuedOperation marker(self)
+    @cython.locals(marker=QueuedOperation)
+    cpdef QueuedOperation submit_marker(self)
+    cpdef end(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
     @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
                    proven=QueuedOperation, target=QueuedOperation, lease=Lease)
@@ -180,6 +188,8 @@ cdef class Ring:
     cdef Py_ssize_t _resolve(self, Py_ssize_t known, Py_ssize_t most) except -1
     @cython.locals(lease=Lease)
     cdef bint _has_passed(self, QueuedOperation operation) except -1
+    @cython.locals(operation=QueuedOperation)
+    cdef QueuedOperation _newest_recorded(self)
     @cython.locals(answer=cython.int)
     cdef bint _is_done(self, Lease lease) except -1
     @cython.locals(busy=cython.double, start=cython.double, watch=Watch, foreseen=cython.double)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
+    from ._ring import Ring
 
 __all__ = ["Gathering", "gather"]
 
@@ -159,7 +159,7 @@ class Gathering(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         # The loops are in methods: there the compiled form knows the types.
-        queues: dict[StreamQueue, StreamOperation[Any]] = {}
+        queues: dict[Ring, StreamOperation[Any]] = {}
         waiting = self._unfinished(queues)
         if waiting and (self._return_exceptions or len(waiting) == len(self._operations) or self._failed() is None):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
@@ -175,7 +175,7 @@ class Gathering(Awaitable[T]):
             yield
         return self._outcomes()  # type: ignore[return-value]  # `cast` is a call
 
-    def _unfinished(self, queues: dict[StreamQueue, StreamOperation[Any]]) -> list[StreamOperation[Any]]:
+    def _unfinished(self, queues: dict[Ring, StreamOperation[Any]]) -> list[StreamOperation[Any]]:
         """Return the unfinished operations, after a query of their streams.
 
         Parameters
@@ -218,7 +218,7 @@ class Gathering(Awaitable[T]):
             if operation.status < DONE:
                 operation.remove_waiter(countdown)
 
-    def _has_to_yield(self, queues: Mapping[StreamQueue, object]) -> bool:
+    def _has_to_yield(self, queues: Mapping[Ring, object]) -> bool:
         """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished ones."""
         if queues:
             return next(iter(queues)).reactor.turn.is_over()

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..completion._device_state import DeviceState
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
     from ..memory._block import Block
     from ..memory._resource import MemoryResource
     from ..memory._supply import Kept
     from ..memory.adaptors import SizeClassResource
+    from ._ring import Ring
 
 __all__ = ["MemoryFields"]
 
@@ -51,7 +51,7 @@ class MemoryFields:
     ) -> None:  # fmt: skip
         self.device_state = device_state
         self.driver: Driver = device_state.driver
-        self.live: dict[int, tuple[int, StreamQueue | None, MemoryResource]] = {}
+        self.live: dict[int, tuple[int, Ring | None, MemoryResource]] = {}
         self.live_bytes = self.peak_bytes = 0
         self.free_lists: SizeClassResource | None = free_lists
         self._device = device_state.device
@@ -59,7 +59,7 @@ class MemoryFields:
         self._lists, self._sizes, self._largest, self._most_kept = free_lists.tables()
         self._records = records
 
-    def take(self, queue: StreamQueue, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block | None:
+    def take(self, queue: Ring, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block | None:
         """Return a block that was freed in the stream, from its free list; None if there is none, or it is unusual.
 
         Other streams that use the block wait for the operation of its record: the last one before the free.
@@ -128,7 +128,7 @@ class MemoryFields:
             raise
         return True
 
-    def count(self, address: int, nbytes: int, home: StreamQueue | None, resource: MemoryResource) -> None:
+    def count(self, address: int, nbytes: int, home: Ring | None, resource: MemoryResource) -> None:
         """Count a block as live."""
         self.live[address] = (nbytes, home, resource)
         self.live_bytes += nbytes
@@ -139,7 +139,7 @@ class MemoryFields:
             if home.live_bytes > home.peak_bytes:
                 home.peak_bytes = home.live_bytes
 
-    def discard(self, address: int) -> tuple[int, StreamQueue | None, MemoryResource] | None:
+    def discard(self, address: int) -> tuple[int, Ring | None, MemoryResource] | None:
         """Stop counting a block as live; return its record, or None if it is not live."""
         record = self.live.pop(address, None)
         if record is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["BARRED", "CLOSED", "COMPLICATED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING", "SHARED",
-           "UNASKED"]  # fmt: skip
+__all__ = ["BARRED", "CLOSED", "COMPLICATED", "ENDED", "FAULTED", "INACTIVE", "POISONED", "RECORDED", "REFUSING",
+           "SHARED", "UNASKED"]  # fmt: skip
 
-#: The queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
-CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number in range(6))
+#: The queue is closed, shared, recorded, poisoned or not active, the device has faulted, or the queue has ended.
+CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED, ENDED = (1 << number for number in range(7))
 
 #: The bits with which a queue may refuse a new operation.
 REFUSING = CLOSED | SHARED | RECORDED

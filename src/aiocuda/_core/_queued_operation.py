@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ..completion._extra import Extra
     from ..completion._gates import Gate
-    from ..completion._stream_queue import StreamQueue
     from ._estimate import Estimate
     from ._lease import Lease
+    from ._ring import Ring
 
     #: A future of the loop, a countdown that many operations share, or a callback with its context.
     Waiter = asyncio.Future[None] | Countdown | Callback
@@ -39,7 +39,7 @@ class QueuedOperation(Operation[T_co]):
     __slots__ = ("__weakref__", "arguments", "call", "context", "estimate", "extra", "gate", "keep",
                  "lease", "own_label", "queue", "status", "submitted_at", "value", "waiters")  # fmt: skip
 
-    queue: StreamQueue
+    queue: Ring
     context: Context  # of the task that submitted it, for hooks and log events
     status: int  # a value of `State`
     value: Any  # the result; of a failed operation the error

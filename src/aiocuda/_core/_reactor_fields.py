@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..completion._device_state import DeviceState
-    from ..completion._stream_queue import StreamQueue
+    from ._ring import Ring
 
 __all__ = ["ReactorFields"]
 
@@ -29,7 +29,7 @@ class ReactorFields:
         The reactor has failed its operations because of a device fault.
     polls, resolved : int
         Counters.
-    attended : dict of StreamQueue
+    attended : dict of Ring
         The queues with a waiter.
     on_progress : callable or None
         Called after operations were resolved, while the staging buffers need it.
@@ -45,14 +45,14 @@ class ReactorFields:
         self.polls = self.resolved = 0
         self.on_progress: Callable[[], None] | None = None
         # A dictionary instead of a set: a simulation visits its keys in the same order in every process.
-        self.attended: dict[StreamQueue, None] = {}
+        self.attended: dict[Ring, None] = {}
 
-    def due(self, reached: float, quiet_from: float, longest: float, step: float) -> tuple[list[StreamQueue], float]:
+    def due(self, reached: float, quiet_from: float, longest: float, step: float) -> tuple[list[Ring], float]:
         """Return the parked queues whose time is reached, and the earliest time of the others.
 
         A query beside an armed notifier is put off by steps until ``quiet_from``, or ``longest`` after the last one.
         """
-        found: list[StreamQueue] = []
+        found: list[Ring] = []
         following = math.inf
         for queue in self.attended:
             watch = queue.watch

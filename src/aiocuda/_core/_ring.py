@@ -1,7 +1,6 @@
 """Ring: the operations that a stream has accepted, in order, each with its event: submit, query, resolve.
 
-It answers the common case. Everything unusual goes to one of the methods in the section "the slow path", which
-`aiocuda.completion._stream_queue.StreamQueue` implements.
+It answers the common case. For everything unusual it asks one object, `Ring.rare`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ._calls import COMPILED, copy_context, next_id
 from ._countdown import Countdown
 from ._estimate import CALLBACK_SECONDS, INSTANT
 from ._native import Native
-from ._obstacles import COMPLICATED, INACTIVE, POISONED, REFUSING, SHARED, UNASKED
+from ._obstacles import CLOSED, COMPLICATED, ENDED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED, UNASKED
 from ._operation import INTERNAL
 from ._state import DONE, IN_CALL, SUBMITTED
 from ._watch import Watch
@@ -28,17 +27,14 @@ if TYPE_CHECKING:
 
     from .._base._failure import Poison
     from ..completion._device_state import DeviceState
-    from ..completion._host_queue import HostQueue
-    from ..completion._interruption import Interruption
-    from ..completion._listeners import Listeners
     from ..completion._reactor import Reactor
-    from ..completion._reports import Reports
     from ..completion._stream_operation import StreamOperation
+    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
     from ._estimate import Estimate
     from ._lease import Lease
 
-__all__ = ["Obstacle", "Ring", "new_operation"]
+__all__ = ["Obstacle", "Ring", "new_operation", "nothing"]
 
 #: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
 GLANCE_SECONDS = 20e-6
@@ -66,7 +62,7 @@ class Obstacle:
 
 
 class Ring:
-    """The operations that a stream has accepted and that have not been resolved, the oldest first.
+    """The queue of a stream: the operations that the stream has accepted and that have not been resolved. Final.
 
     Operations are resolved strictly from the oldest to the newest, and only after a query of the driver: a
     notification, a poll or a timer only says when to query. The functions read and write the attributes of operations
@@ -81,6 +77,10 @@ class Ring:
         The only loop that may use the stream.
     handle : int
         The stream, as the driver names it.
+    name : str
+    rare : StreamQueue
+        It does all that is unusual: these methods are the only ones of `completion` that a ring calls for its
+        operations. It refers to the ring weakly, so that both are freed without the garbage collector.
     operation_class : type
         Of the operations.
     watch : Watch
@@ -92,6 +92,16 @@ class Ring:
     obstacles : int
         0 if a new operation can take the short way of `BoundCall`. Its bits are the reasons for the long way of
         `submit`: the queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
+    closed : bool
+        New operations are refused. Accepted operations continue.
+    ended : bool
+        The queue is closed, and nothing waits for its operations any more.
+    shared : bool
+        True while others may enqueue on the stream: it is imported or lent. Then no operation waits in the host queue,
+        and each submission first asks the driver whether the stream is being captured: a call on a captured stream
+        becomes part of that graph, or makes the capture fail.
+    recorded : bool
+        True while `Stream.capture` records the stream's calls into a graph. The queue then refuses new operations.
     newest_id : int
         The id of the operation that was put into ``pending`` last. A driver call may run code of the program, such as a
         finaliser, that enqueues another one.
@@ -107,26 +117,26 @@ class Ring:
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
     live_bytes, peak_bytes : int
         Of the memory that was allocated through the stream.
-    reports : Reports
-        Notifies the listeners.
-    interruption : Interruption
-        Ends what was refused, or interrupted by Ctrl-C.
+    awaiting : StreamOperation or None
+        The operation up to which an await that begins resolves, before it has a waiter: for the listeners.
     """
 
-    __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving",
-                 "_target", "after_wait", "device_state", "driver", "enqueued", "handle", "idle_leases",
-                 "interruption", "last_busy", "last_resolved", "latencies", "live_bytes", "loop", "newest_id", "now",
-                 "obstacles", "on_host", "operation_class", "peak_bytes", "pending", "reactor", "reports",
-                 "unmarked_wait_at", "watch")  # fmt: skip
+    closed = Obstacle(CLOSED)
+    ended = Obstacle(ENDED)
+    shared = Obstacle(SHARED)
+    recorded = Obstacle(RECORDED)
 
-    if TYPE_CHECKING:
-        # Set by the subclass.
-        host_queue: HostQueue
-        reports: Reports
-        interruption: Interruption
+    __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving", "_target", "after_wait",
+                 "awaiting", "device_state", "driver", "enqueued", "handle", "idle_leases", "last_busy",
+                 "last_resolved", "latencies", "live_bytes", "loop", "name", "newest_id", "now", "obstacles",
+                 "on_host", "operation_class", "peak_bytes", "pending", "rare", "reactor", "unmarked_wait_at",
+                 "watch")  # fmt: skip
 
-    def __init__(self, reactor: Reactor, handle: int, operation_class: type[StreamOperation[Any]]) -> None:
+    rare: StreamQueue  # set by `new_queue`
+
+    def __init__(self, reactor: Reactor, handle: int, name: str, operation_class: type[StreamOperation[Any]]) -> None:
         self.reactor = reactor
+        self.name = name
         self.watch = Watch()
         self.operation_class = operation_class
         self.device_state: DeviceState = reactor.device_state
@@ -148,6 +158,7 @@ class Ring:
         self.on_host: deque[StreamOperation[Any]] = deque()
         self._poison: Poison | None = None
         self.latencies: deque[float] = deque(maxlen=512)
+        self.awaiting: StreamOperation[Any] | None = None
         self._resolving = False
         self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.last_busy = self.last_resolved = 0.0
@@ -202,12 +213,12 @@ class Ring:
     def check_loop(self) -> None:
         """Raise unless the stream's own loop is running."""
         if _get_running_loop() is not self.loop:
-            self.refuse_loop()
+            self.rare.refuse_unusable()
 
     def check(self) -> None:
         """Raise if the stream accepts no operation now."""
         if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.driver.fault is not None:
-            self.refuse_unusable()
+            self.rare.refuse_unusable()
 
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
         """Return the stream and its last operation, whose event comes after all its work; (stream, None) if it is idle.
@@ -229,20 +240,24 @@ class Ring:
             if operation is None or self._target is None or operation.id < self._target.id:
                 self._target = None  # the operation may be older
         elif self.pending or self.watch.attended:  # otherwise it is on the host, and no query can find its end
-            self.reactor.plan(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
+            self.reactor.plan(self)
 
     def follow(self, operation: StreamOperation[Any]) -> None:
         """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
         lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
-        if lease is None or self.obstacles & COMPLICATED or self.on_host or operation.queue is self:
-            self.follow_unusual(operation)
+        if (
+            lease is None
+            or self.obstacles & COMPLICATED
+            or self.on_host
+            or operation.queue is self
+            or self.device_state.listeners is not None
+        ):
+            self.rare.follow_unusual(operation)
             return
         self.after_wait = True  # the same as `note_wait`, without its call
         self.unmarked_wait_at = self.enqueued
         if self._native is None or not self._native.wait(lease):
             self.driver.stream_wait(self.handle, lease.handle)
-        if self.device_state.listeners is not None:
-            self.reports.followed(operation)
 
     def note_wait(self) -> None:
         """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
@@ -320,18 +335,18 @@ class Ring:
         """
         if not ahead:
             if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor.faulted:
-                self._check_new(operation.kind)
+                self.rare.refuse_unusable(operation.kind)
             if self.after_wait and operation.estimate is not INSTANT:
                 self.after_wait = False
                 operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
             if self.on_host or self._poison is not None or len(self.pending) >= self.device_state.limit:
                 self.enqueued += 1
-                self.host_queue.put(operation, call, arguments)
+                self.rare.put(operation, call, arguments)
                 return
-        elif self.obstacles & SHARED and self._skips_captured(operation, call):
+        elif self.obstacles & SHARED and self.rare.skips_captured(operation, call):
             return
         if self.obstacles & INACTIVE:
-            self.reactor.activate(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
+            self.reactor.activate(self)
         try:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
             self.enqueued += not ahead
@@ -340,12 +355,12 @@ class Ring:
             self.pending.append(operation)
             listeners = self.device_state.listeners  # read once: another thread may remove the last one
             if listeners is not None:
-                self._submit_observed(listeners, operation, call, arguments)
+                self.rare.submit_observed(listeners, operation, call, arguments)
                 return
             now = self.now()
             if call is not None:
                 call(*arguments)
-            operation.submitted_at = now  # not earlier: see `_record_late`
+            operation.submitted_at = now  # not earlier: see `StreamQueue.record_late`
             lease = operation.lease or (self.idle_leases.pop() if self.idle_leases else self.device_state.leases.take())
             try:
                 if self._native is None or not self._native.enqueue((), lease):
@@ -356,11 +371,76 @@ class Ring:
             operation.lease = lease
             if self.newest_id != operation.id:
                 self.move_to_end(operation)
-        except Exception as error:  # noqa: BLE001 - the operation fails with any error
-            self.fail(operation, error)
-        except BaseException:
-            self.interruption.end_submit(operation)
-            raise
+        except BaseException as error:
+            if not self.rare.end_call(operation, error, None):
+                raise
+
+    def enqueue_unusual(
+        self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
+        label: str | None,
+    ) -> StreamOperation[Any]:  # fmt: skip
+        """Enqueue an operation of a `BoundCall` by `submit`, because the stream has an obstacle or is full.
+
+        ``call(values)`` is the driver call without the record of the event: `submit` records it.
+        """
+        operation: StreamOperation[Any] = new_operation(self, kind, estimate, keep)
+        if label is not None:
+            operation.own_label = label
+        self.submit(operation, call, (values,))
+        return operation
+
+    def move_to_end(self, operation: StreamOperation[Any]) -> None:
+        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
+
+        Its event was recorded last, so theirs prove nothing about it.
+        """
+        if operation in self.pending:  # not after a fault
+            self._target = None
+            self.append(operation)  # first: Ctrl-C loses nothing
+            self.pending.remove(operation)  # the first of both
+
+    def return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None:
+        """Take an event from an operation. An event that could not be recorded, too: `record_late` uses another."""
+        operation.lease = None
+        if not lease.lent:
+            self.device_state.leases.give(lease)
+
+    # -- markers -------------------------------------------------------------------------------------------------------
+
+    def marker(self) -> StreamOperation[Any]:
+        """Return a new marker: an operation without a driver call, which is not counted."""
+        operation: StreamOperation[Any] = new_operation(self, INTERNAL, INSTANT, None)
+        operation.on_settled = nothing  # so that it is not counted
+        return operation
+
+    def submit_marker(self) -> StreamOperation[Any]:
+        """Submit a marker. Its event comes after all work that the stream has accepted so far."""
+        marker = self.marker()
+        self.submit(marker, None, (), ahead=True)
+        return marker
+
+    def mark(self, *, after_end: bool = False) -> StreamOperation[Any] | None:
+        """Submit a marker; return None if the queue has ended. With ``after_end``, only if it has no work left."""
+        return None if self.obstacles & ENDED and not (after_end and self.pending) else self.submit_marker()
+
+    def end(self) -> StreamOperation[Any] | None:
+        """Return an operation that represents all work so far, device-side waits too; None if that has finished.
+
+        If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
+        the stream's end is skipped, too.
+        """
+        unmarked = (
+            self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
+        )  # work that no operation represents
+        poison = self._poison
+        if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.on_host):
+            if poison is not None and not poison.delivered:
+                return self.enqueue("wait", INSTANT, nothing, ())  # its tail may be a marker without a failure
+            if unmarked:
+                mark = self.submit_marker()
+                self.unmarked_wait_at = -1  # after the mark: Ctrl-C between the two loses no wait
+                return mark
+        return self.tail()
 
     # -- query ---------------------------------------------------------------------------------------------------------
 
@@ -410,7 +490,7 @@ class Ring:
                     self.last_busy = self.now()
                     return 0
         except DeviceFault as fault:
-            return self.report_fault(operation, fault)
+            return self.rare.report_fault(operation, fault)
         # Counted last: a query may run code of the program, which enqueues, or asks and so resolves.
         known = 0 if proven is None else self._count_to(proven)
         resolved = self._resolve(known, budget) if pending else 0
@@ -479,9 +559,10 @@ class Ring:
             self.reactor.resolved += 1
             if operation.waiters is not None:
                 operation.wake_waiters()
-        except BaseException:
-            self.reactor.resolved += self.interruption.finish(operation)
-            raise
+        except BaseException as error:
+            if not self.rare.end_resolve(operation, error):
+                raise
+            return
         estimate = operation.estimate
         if estimate is INSTANT:
             self._after_resolving(None, operation, operation, 0, now)
@@ -495,11 +576,11 @@ class Ring:
         most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)
         if most <= 0 or self._resolving:
             return
-        self.reports.begin_await(operation)  # for the hooks
+        self.awaiting = operation
         try:
             resolved = self._resolve(known, most)
         finally:
-            self.reports.end_await()
+            self.awaiting = None
         if known > 1:
             turn.has_inlined(resolved)
 
@@ -520,15 +601,15 @@ class Ring:
         ``gathered``: all operations that `gather` awaits; the last one of this stream is ``operation``.
         """
         if gathered and self.device_state.listeners is not None:
-            self.reports.linger(operation, gathered)
+            self.rare.linger(operation, gathered)
             return
         lease = operation.lease
         if lease is None or self._resolving:
-            self.reports.begin_await(operation)
+            self.awaiting = operation
             try:
-                self.reactor.inline(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
+                self.reactor.inline(self)
             finally:
-                self.reports.end_await()
+                self.awaiting = None
             return
         device_state = self.device_state
         driver = self.driver
@@ -554,7 +635,7 @@ class Ring:
                         return
                     now = self.last_busy = driver.now()
         except DeviceFault as fault:
-            self.report_fault(operation, fault)
+            self.rare.report_fault(operation, fault)
             return
         except AiocudaError as error:
             self.reactor.report_refusal(error)
@@ -582,7 +663,7 @@ class Ring:
 
     # -- resolve -------------------------------------------------------------------------------------------------------
 
-    def _resolve(self, known: int, most: int) -> int:
+    def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - each part that moved would cost a call
         """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
         pending = self.pending
         listened = self.device_state.listeners is not None or bool(self.device_state.starts)
@@ -603,7 +684,7 @@ class Ring:
                 if (
                     (head.lease is None and head.submitted_at == IN_CALL)
                     or (resolved >= known and not self._has_passed(head))
-                    or (extra is not None and extra.copy_out is not None and not self._copy_out(head))
+                    or (extra is not None and extra.copy_out is not None and not self.rare.copy_out(head))
                 ):
                     break
                 now = now or self.now()
@@ -613,13 +694,13 @@ class Ring:
                 if estimate is not INSTANT:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
-                is_special = self.reports.resolved(head) if listened else extra is not None
+                is_special = self.rare.resolved(head) if listened else extra is not None
                 lease, head.lease = head.lease, None
                 if lease is not None and not lease.lent:  # as `EventLeases.give`, without 60 ns for the call
                     lease.generation += 1
                     lease.home.append(lease)
                 head.keep = None  # after the event: the finaliser of a user's `Event` may return it
-                if is_special and not self._finish_special(head):
+                if is_special and not self.rare.finish_special(head):
                     continue
                 head.status = DONE
                 if head.kind is not INTERNAL:
@@ -632,8 +713,10 @@ class Ring:
                 elif waiter is not None:
                     head.wake_waiters()
                 waiter = None  # always: in 3.13 and 3.14, an interrupt at a conditional jump back skips the handlers
-        except BaseException as error:  # noqa: BLE001 - raised there, unless it is a fault of the device
-            return self.interruption.end_resolve(head, error)
+        except BaseException as error:
+            if not self.rare.end_resolve(head, error):
+                raise
+            return 1  # any number above 0: a fault has ended everything
         finally:
             self._resolving = False
             self.reactor.resolved += done
@@ -643,8 +726,17 @@ class Ring:
 
     def _has_passed(self, operation: StreamOperation[Any]) -> bool:
         """Query the driver for one operation. True also if the stream has not accepted it."""
-        lease = operation.lease or self._record_late(operation)
+        lease = operation.lease or self.rare.record_late(operation)
         return lease is None or self._is_done(lease)
+
+    def _newest_recorded(self) -> StreamOperation[Any]:
+        """Return the newest operation with an event; the oldest of all if none has one."""
+        operation: StreamOperation[Any]
+        for operation in reversed(list(self.pending)):
+            if operation.lease is not None or self.rare.record_late(operation) is not None:
+                return operation
+        operation = self.pending[0]
+        return operation
 
     def _is_done(self, lease: Lease) -> bool:
         """Query the driver for an event. The Python form saves this call where it queries most."""
@@ -687,38 +779,12 @@ class Ring:
             self.last_resolved = now
         self._target = None
         if self.on_host:
-            self.host_queue.pump()
+            self.rare.pump()
         reactor = self.reactor
         if self.watch.attended and not self.pending and not self.on_host:
-            reactor.stop_attending(self)  # type: ignore[arg-type]  # each ring is a `StreamQueue`
+            reactor.stop_attending(self)
         if reactor.on_progress is not None:
             reactor.on_progress()
-
-    # -- the slow path: `StreamQueue` -----------------------------------------------------------------------------
-
-    if TYPE_CHECKING:
-
-        def refuse_loop(self) -> None: ...
-        def refuse_unusable(self) -> None: ...
-        def follow_unusual(self, operation: StreamOperation[Any]) -> None: ...
-        def _check_new(self, kind: str) -> None: ...
-        def move_to_end(self, operation: StreamOperation[Any]) -> None: ...
-        def enqueue_unusual(
-            self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
-            label: str | None,
-        ) -> StreamOperation[Any]: ...  # fmt: skip
-        def _skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool: ...
-        def _submit_observed(
-            self, listeners: Listeners, operation: StreamOperation[Any], call: Callable[..., object] | None,
-            arguments: tuple[Any, ...],
-        ) -> None: ...  # fmt: skip
-        def _finish_special(self, operation: StreamOperation[Any]) -> bool: ...
-        def _newest_recorded(self) -> StreamOperation[Any]: ...
-        def _record_late(self, operation: StreamOperation[Any]) -> Lease | None: ...
-        def _copy_out(self, operation: StreamOperation[Any]) -> bool: ...
-        def report_fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int: ...
-        def return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None: ...
-        def fail(self, operation: StreamOperation[Any], error: BaseException) -> None: ...
 
 
 def new_operation(
@@ -735,7 +801,7 @@ def new_operation(
     operation = queue.operation_class() if made is None else made()
     operation.id = next_id()
     operation.kind = kind
-    operation.queue = queue  # type: ignore[assignment]  # each ring is a `StreamQueue`
+    operation.queue = queue
     operation.estimate = estimate
     operation.keep = keep
     operation.status = SUBMITTED
@@ -743,3 +809,7 @@ def new_operation(
     operation.submitted_at = 0.0
     operation.context = copy_context()
     return operation
+
+
+def nothing() -> None:
+    """Do nothing: the call of an operation that only marks a place in the order."""

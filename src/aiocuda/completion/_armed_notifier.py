@@ -7,8 +7,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["ArmedNotifier"]
 
@@ -29,7 +29,7 @@ class ArmedNotifier:
 
     __slots__ = ("_operation", "context", "found_at", "id", "index", "label", "queue", "silent_ticks", "token")
 
-    def __init__(self, index: int, token: int, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def __init__(self, index: int, token: int, queue: Ring, operation: StreamOperation[Any]) -> None:
         self.index = index
         self.token: int | None = token
         self.queue = queue

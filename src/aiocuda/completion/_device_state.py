@@ -25,8 +25,8 @@ from ._unseen_failure import UnseenFailure
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["DeviceState"]
 
@@ -134,7 +134,7 @@ class DeviceState(DeviceFields):
         self.max_in_flight = max_in_flight
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
-        self.cross_device_uses: dict[StreamQueue, StreamOperation[Any] | None] = {}
+        self.cross_device_uses: dict[Ring, StreamOperation[Any] | None] = {}
         self.closing = False
         self.process = os.getpid()
         self.budget = Budget.of(driver, device)
@@ -206,7 +206,7 @@ class DeviceState(DeviceFields):
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
         self.guarded = self.guarded or not sys.modules.keys().isdisjoint(CAPTURERS)
 
-    def note_cross_device_use(self, queue: StreamQueue) -> None:
+    def note_cross_device_use(self, queue: Ring) -> None:
         """Record that a stream of another opened device is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
             for other in list(self.cross_device_uses):
@@ -236,7 +236,7 @@ class DeviceState(DeviceFields):
         for queue, newest in list(self.cross_device_uses.items()):
             if newest is not None and not newest.is_settled:
                 watched = queue.loop.is_running() and not queue.reactor.closed
-                if watched or not queue.has_device_finished():
+                if watched or not queue.rare.has_device_finished():
                     return True
         return False
 

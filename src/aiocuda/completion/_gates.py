@@ -9,8 +9,8 @@ from .._core import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
 
 if TYPE_CHECKING:
     from .._base._failure import Failure
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["Every", "Gate", "Submitted"]
 
@@ -30,7 +30,7 @@ class Submitted:
 
     __slots__ = ("_follower", "_known", "_operation")
 
-    def __init__(self, operation: StreamOperation[Any], follower: StreamQueue) -> None:
+    def __init__(self, operation: StreamOperation[Any], follower: Ring) -> None:
         self._operation = operation
         self._follower = follower
         failure = operation.failure
@@ -45,7 +45,7 @@ class Submitted:
             return True
         # A queued operation is in the host queue. An abandoned operation may be.
         if state in (QUEUED, STAGING) or any(entry is self._operation for entry in queue.on_host):
-            queue.host_queue.followers[self._follower] = None
+            queue.rare.host_queue.followers[self._follower] = None
             return False
         return True
 

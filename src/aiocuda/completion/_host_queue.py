@@ -15,9 +15,9 @@ from ._pumps import Pumps
 
 if TYPE_CHECKING:
     from .._base._failure import Failure
+    from .._core import Ring
     from ._gates import Gate
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["MOST_PER_PUMP", "HostQueue"]
 
@@ -43,19 +43,19 @@ class HostQueue:
     ----------
     entries : deque of Operation
         The operations, the oldest first.
-    followers : dict of StreamQueue
+    followers : dict of Ring
         The queues whose oldest entry waits for the submission of an operation of this queue.
     """
 
     __slots__ = ("_pumping", "_queue", "_reported_at", "_scheduled", "entries", "followers")
 
-    def __init__(self, queue: StreamQueue) -> None:
-        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+    def __init__(self, queue: Ring) -> None:
+        self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._reported_at = -math.inf  # the time of the last event "queue_full"
         self._pumping = False
         self._scheduled = False
         self.entries: deque[StreamOperation[Any]] = queue.on_host
-        self.followers: dict[StreamQueue, None] = {}
+        self.followers: dict[Ring, None] = {}
 
     def put(
         self,
@@ -90,7 +90,7 @@ class HostQueue:
         poison = queue.poison
         if poison is not None:
             if not poison.delivered:
-                queue.skip(operation, poison.failure())
+                queue.rare.skip(operation, poison.failure())
                 return False
             queue.poison = None
         if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
@@ -120,7 +120,7 @@ class HostQueue:
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
         queue = self._queue()  # first: a call may raise KeyboardInterrupt
-        entries, pending, functions = self.entries, queue.pending, queue.submissions
+        entries, pending, functions = self.entries, queue.pending, queue.rare.submissions
         most = queue.device_state.limit
         moved = False
         self._pumping = True
@@ -151,7 +151,7 @@ class HostQueue:
                         operation.status = SUBMITTED
                     queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
-                    queue.interruption.put_back(operation)
+                    queue.rare.interruption.put_back(operation)
                     raise
                 operation.forget_call()
             else:
@@ -186,7 +186,7 @@ class HostQueue:
                 return bool(entries) and entries[0] is operation  # unless a fault has emptied the host queue
             failure = failure.unseen()
             entries.popleft().forget_call()
-            queue.skip(operation, failure)
+            queue.rare.skip(operation, failure)
             self.skip_all(failure)
         except Exception as error:  # noqa: BLE001 - the operation fails with the failure of its gate
             if entries and entries[0] is operation:
@@ -194,7 +194,7 @@ class HostQueue:
                     entries.popleft().forget_call()
                 elif not queue.active:
                     queue.reactor.activate(queue)  # the fault fails all operations of active queues, this one too
-                queue.fail(operation, error)
+                queue.rare.fail(operation, error)
         return None
 
     def _pump_soon(self) -> None:
@@ -214,7 +214,7 @@ class HostQueue:
         while self.entries:
             operation = self.entries.popleft()
             operation.forget_call()
-            self._queue().skip(operation, failure)
+            self._queue().rare.skip(operation, failure)
 
     def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
         """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""

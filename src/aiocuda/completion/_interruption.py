@@ -11,9 +11,8 @@ from ..driver.protocol import RecordRefused
 from ..errors import DeviceFault, DriverError
 
 if TYPE_CHECKING:
-    from .._core import Lease
+    from .._core import Lease, Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["Interruption"]
 
@@ -27,11 +26,36 @@ class Interruption:
 
     __slots__ = ("_queue",)
 
-    def __init__(self, queue: StreamQueue) -> None:
-        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+    def __init__(self, queue: Ring) -> None:
+        self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
 
-    def end_submit(self, operation: StreamOperation[Any]) -> None:
-        """Handle Ctrl-C during `Ring.submit`.
+    def end_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> bool:
+        """Handle an error of `Ring.submit` or of a `BoundCall`: a refused call, a refused record, or Ctrl-C.
+
+        Return whether the operation fails with the error; the caller raises others. (Raised here, the error would hold
+        this frame, which holds the error.)
+
+        Parameters
+        ----------
+        lease
+            The event that the operation would have got.
+        """
+        queue, reason = self._queue(), error
+        if isinstance(error, RecordRefused):
+            operation.submitted_at = queue.driver.now()
+            reason = error.error
+        if lease is not None and operation.lease is None:
+            queue.return_lease(operation, lease)
+        if isinstance(reason, Exception):
+            queue.rare.fail(operation, reason)
+            return True
+        self._end_submit(operation)
+        if reason is not error:
+            raise reason
+        return False
+
+    def _end_submit(self, operation: StreamOperation[Any]) -> None:
+        """Handle Ctrl-C during the driver calls of an operation.
 
         If the driver call has returned, the stream has accepted the operation, which only lacks its event. If not, the
         result of the call is unknown: the operation fails, and its memory is held until an event recorded from now on.
@@ -42,21 +66,7 @@ class Interruption:
             error = DriverError(
                 f"{operation} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
             )
-            queue.fail(operation, error)
-
-    def end_recorded_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> None:
-        """Handle an error of `BoundCall` as `submit` does: a refused call, a refused record, or Ctrl-C."""
-        queue = self._queue()
-        if isinstance(error, RecordRefused):
-            operation.submitted_at = queue.driver.now()
-            error = error.error
-        if lease is not None and operation.lease is None:
-            queue.return_lease(operation, lease)
-        if isinstance(error, Exception):
-            queue.fail(operation, error)
-            return
-        self.end_submit(operation)
-        raise error
+            queue.rare.fail(operation, error)
 
     def put_back(self, operation: StreamOperation[Any]) -> None:
         """Put the oldest entry of the host queue back if it was not in its place in the stream."""
@@ -64,13 +74,17 @@ class Interruption:
         if operation.submitted_at <= 0.0 and operation not in queue.pending:  # it may have finished in its own hook
             queue.on_host.appendleft(operation)
 
-    def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> int:
-        """End a pass of `Ring._resolve` that was interrupted in the turn of an operation: by a fault, or by Ctrl-C."""
+    def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> bool:
+        """End a pass of `Ring._resolve` that was interrupted in the turn of an operation: by a fault, or by Ctrl-C.
+
+        Return whether it was a fault, which has failed everything; the caller raises other errors.
+        """
         queue = self._queue()
         if isinstance(error, DeviceFault):
-            return queue.report_fault(operation, error)
+            queue.rare.report_fault(operation, error)
+            return True
         queue.reactor.resolved += self.finish(operation)
-        raise error
+        return False
 
     def finish(self, operation: StreamOperation[Any]) -> bool:
         """Finish an operation after Ctrl-C in its turn. Return whether it counts as resolved.
@@ -81,7 +95,7 @@ class Interruption:
         if queue.pending and queue.pending[0] is operation:
             return False
         try:
-            queue.reports.resolved(operation)
+            queue.rare.reports.resolved(operation)
         finally:  # also after a second Ctrl-C
             counts = self._finish_reported(operation)
         return counts

@@ -7,13 +7,12 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from .._base._wakeups import Callback
-from .._core import ABANDONED, INSTANT
+from .._core import ABANDONED, INSTANT, nothing
 from ._queue import Queue, own_queue
 from ._stream_operation import StreamOperation
-from ._stream_queue import nothing
 
 if TYPE_CHECKING:
-    from ._stream_queue import StreamQueue
+    from .._core import Ring
 
 __all__ = ["enqueue_mark", "enqueue_shared_mark", "when_accepted", "when_passed"]
 
@@ -31,7 +30,7 @@ def enqueue_shared_mark(queue: Queue, keep: object) -> StreamOperation[None]:
     own = own_queue(queue)
     if own.shared and len(own.pending) >= own.device_state.limit:
         newest = own.pending[-1]  # so many tasks wait for this stream that they share a wait
-        if newest.kind == "synchronize" and own.record_again(newest):
+        if newest.kind == "synchronize" and own.rare.record_again(newest):
             newest.keep = (newest.keep, keep)
             return newest
     return own.enqueue("synchronize", INSTANT, nothing, (), keep)
@@ -51,7 +50,7 @@ def when_accepted(queue: Queue, function: Callable[[Queue], object], context: Co
             own.loop.call_soon(function, queue, context=context)
 
     marker.add_waiter(Callback(call, context))
-    own.host_queue.put(marker, call, ())
+    own.rare.host_queue.put(marker, call, ())
 
 
 def when_passed(
@@ -64,10 +63,10 @@ def when_passed(
     operation.follow(function, context)
 
 
-def _mark_after(queue: StreamQueue, operation: StreamOperation[Any]) -> StreamOperation[Any]:
+def _mark_after(queue: Ring, operation: StreamOperation[Any]) -> StreamOperation[Any]:
     """Return a marker that comes after an abandoned operation."""
     if not any(entry is operation for entry in queue.on_host):
         return queue.submit_marker()
     marker = queue.marker()  # a submitted one would overtake it
-    queue.host_queue.put(marker, None, ())
+    queue.rare.host_queue.put(marker, None, ())
     return marker

@@ -19,8 +19,8 @@ from ._armed_notifier import ArmedNotifier
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["INDEX_SHIFT", "NotifierPool"]
 
@@ -102,7 +102,7 @@ class NotifierPool:
         _idle(driver).clear()
 
     def arm(
-        self, driver: Driver, queue: StreamQueue, operation: StreamOperation[Any], tokens: list[int]
+        self, driver: Driver, queue: Ring, operation: StreamOperation[Any], tokens: list[int]
     ) -> ArmedNotifier | None:
         """Arm a notifier for the operation's event. Return None if no token is left, or if there is no event."""
         lease = operation.lease

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ._stream_queue import StreamQueue
+    from .._core import Ring
 
 __all__ = ["MOST_AT_ONCE", "Pumps"]
 
@@ -26,11 +26,11 @@ class Pumps:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[StreamQueue] = []  # the next one is the last
+        self._waiting: list[Ring] = []  # the next one is the last
         self._is_pumping = False
         self._is_scheduled = False
 
-    def pump(self, queues: Iterable[StreamQueue]) -> None:
+    def pump(self, queues: Iterable[Ring]) -> None:
         """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
         self._waiting.extend(reversed(tuple(queues)))  # those that this stream pumps come before the others
         if self._is_pumping:
@@ -41,7 +41,7 @@ class Pumps:
                 if not self._waiting:
                     break
                 queue = self._waiting.pop()
-                queue.pump()
+                queue.rare.pump()
                 queue.attend()
         finally:
             self._is_pumping = False

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from .._base._failure import Poison
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["Queue", "own_queue"]
 
@@ -59,6 +59,6 @@ class Queue(Protocol):
         """
 
 
-def own_queue(queue: Queue) -> StreamQueue:
+def own_queue(queue: Queue) -> Ring:
     """Return a queue as the core sees it."""
-    return cast("StreamQueue", queue)  # it is the only kind
+    return cast("Ring", queue)  # it is the only kind

@@ -53,7 +53,7 @@ class QueueWatch:
             return
         self._passes += 1
         if self._passes == PASSES:
-            opened_at = next(filter(None, (queue.opened_at for queue in queues[most:])), None)
+            opened_at = next(filter(None, (queue.rare.opened_at for queue in queues[most:])), None)
             if opened_at is not None:
                 advise("hardware queues", SourceLine.parse(opened_at), _message(len(queues), most))
 

@@ -45,9 +45,9 @@ from ._wait_rule import (
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._armed_notifier import ArmedNotifier
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["QueryGuard", "Reactor"]
 
@@ -98,11 +98,11 @@ class Reactor(ReactorFields):
     ----------
     closed : bool
         The reactor watches nothing any more.
-    queues : dict of StreamQueue
+    queues : dict of Ring
         The queues with unfinished operations.
-    opened : dict of StreamQueue
+    opened : dict of Ring
         All queues that are not closed.
-    orphans : dict of StreamQueue
+    orphans : dict of Ring
         The queues that nothing watches any more, until `is_idle` has seen that the device has finished their work.
     query_guard : QueryGuard
     wakes : Wakes
@@ -135,7 +135,7 @@ class Reactor(ReactorFields):
         self.closed = False
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
-        self.queues: dict[StreamQueue, None] = {}
+        self.queues: dict[Ring, None] = {}
         self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
         self._spinning = False
         self._heard = -math.inf  # the time of the last notification of an operation
@@ -151,8 +151,8 @@ class Reactor(ReactorFields):
         self.pumps: Pumps | None = None
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()
-        self.opened: dict[StreamQueue, None] = {}
-        self.orphans: dict[StreamQueue, None] = {}
+        self.opened: dict[Ring, None] = {}
+        self.orphans: dict[Ring, None] = {}
         self.submitted = self.failed = self.abandoned = 0
         self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
@@ -173,29 +173,29 @@ class Reactor(ReactorFields):
 
     # -- the queues ----------------------------------------------------------------------------------------------
 
-    def add(self, queue: StreamQueue) -> None:
+    def add(self, queue: Ring) -> None:
         """Count the operations of a new queue."""
         self.opened[queue] = None
 
-    def activate(self, queue: StreamQueue) -> None:
+    def activate(self, queue: Ring) -> None:
         """Watch a queue with unfinished operations. The watchdog deactivates it when it is idle."""
         queue.set_active(True)
         self.queues[queue] = None
         self.device_state.look_for_others()
         self.watch_again()
 
-    def deactivate(self, queue: StreamQueue) -> None:
+    def deactivate(self, queue: Ring) -> None:
         """Stop watching an idle queue."""
         queue.set_active(False)
         self.queues.pop(queue, None)
         self.stop_attending(queue)
 
-    def stop_attending(self, queue: StreamQueue) -> None:
+    def stop_attending(self, queue: Ring) -> None:
         """Drop the plan of a queue: none of its operations has a waiter any more."""
         self.attended.pop(queue, None)
         queue.watch.attended = queue.watch.polling = False
 
-    def retire(self, queue: StreamQueue) -> None:
+    def retire(self, queue: Ring) -> None:
         """Stop watching a closed queue. Its number of operations stays in the totals of the reactor."""
         if queue in self.opened:
             del self.opened[queue]
@@ -211,10 +211,10 @@ class Reactor(ReactorFields):
         """
         watched = self.loop.is_running()
         for queue in tuple(self.queues):
-            if queue.pending and (watched or not queue.has_device_finished()):
+            if queue.pending and (watched or not queue.rare.has_device_finished()):
                 return False
         for queue in tuple(self.orphans):
-            if not queue.has_device_finished():
+            if not queue.rare.has_device_finished():
                 return False
             self.orphans.pop(queue, None)
         return True
@@ -225,7 +225,7 @@ class Reactor(ReactorFields):
         counts[0] += sum(queue.enqueued for queue in tuple(self.opened))
         return counts
 
-    def inline(self, queue: StreamQueue) -> int:
+    def inline(self, queue: Ring) -> int:
         """Poll for an await that begins. All awaits of one turn together resolve at most `MOST_PER_TURN` operations."""
         left = MOST_PER_TURN - self.turn.inlined
         if left <= 0:
@@ -237,7 +237,7 @@ class Reactor(ReactorFields):
 
     # -- the rule of waits: see `_wait_rule` -------------------------------------------------------------------------
 
-    def plan(self, queue: StreamQueue, queried: bool = False) -> None:
+    def plan(self, queue: Ring, queried: bool = False) -> None:
         """Decide how to wait for a queue: when an operation gets a waiter, after a change, or after a query."""
         if self.closed:
             return
@@ -279,8 +279,8 @@ class Reactor(ReactorFields):
         # A driver that is held up in between sends the callbacks of several streams at once: they say nothing then.
         quiet_from = self._heard + shortest + early if now >= self._held_up_until else -math.inf
         due, following = self.due(reached, quiet_from, OVERDUE + early, shortest)
-        checked: list[StreamQueue] = []
-        armed: list[StreamQueue] = []
+        checked: list[Ring] = []
+        armed: list[Ring] = []
         for queue in due:
             watch = queue.watch
             if now < watch.poll_until:
@@ -305,7 +305,7 @@ class Reactor(ReactorFields):
                 self.alarm.set(now + SHORTEST, now)
                 raise
 
-    def _check(self, queues: list[StreamQueue], now: float) -> None:
+    def _check(self, queues: list[Ring], now: float) -> None:
         """Query parked queues that no callback has woken the loop for."""
         budget = MOST_PER_TURN
         with self.query_guard:
@@ -359,7 +359,7 @@ class Reactor(ReactorFields):
         if again:
             self._spin_soon()
 
-    def _park(self, queue: StreamQueue, operation: StreamOperation[Any] | None) -> None:
+    def _park(self, queue: Ring, operation: StreamOperation[Any] | None) -> None:
         """Wait for a notification of the awaited operation, and have the alarm query the queue in between."""
         if operation is None:
             self.stop_attending(queue)
@@ -370,7 +370,7 @@ class Reactor(ReactorFields):
         queue.watch.parked = True
         self._look_later(queue, self.device_state.driver.now())
 
-    def _look_later(self, queue: StreamQueue, now: float) -> None:
+    def _look_later(self, queue: Ring, now: float) -> None:
         """Set the time of the next query of a parked queue, which has been queried now."""
         watch = queue.watch
         watch.looked = now
@@ -387,7 +387,7 @@ class Reactor(ReactorFields):
         watch.poll_from = begin if watch.poll_until else begin + self.alarm.early
         self.alarm.set(watch.poll_from, now)
 
-    def _arm(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def _arm(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Arm a notifier for the operation, unless one is armed for it or for an earlier one of the stream."""
         watch = queue.watch
         if watch.armed is not None and watch.armed.id <= operation.id:
@@ -399,7 +399,7 @@ class Reactor(ReactorFields):
                 watch.armed = armed
                 self.parks += 1
         except DeviceFault as fault:
-            self.device_state.driver.blame(queue.name_awaited())
+            self.device_state.driver.blame(queue.rare.name_awaited())
             self.fault(fault, operation)
         except AiocudaError as error:
             self.report_refusal(error)  # without a notifier, the alarm queries
@@ -420,8 +420,8 @@ class Reactor(ReactorFields):
         """Handle the tags in the port: of notifiers, and of finished jobs."""
         if self.closed:
             return
-        queues: dict[StreamQueue, None] = {}
-        ended: dict[StreamQueue, None] = {}
+        queues: dict[Ring, None] = {}
+        ended: dict[Ring, None] = {}
         found = math.inf
         tags = self._tags
         tags[:0] = self.notifier_pool.port.drain()[::-1]
@@ -454,7 +454,7 @@ class Reactor(ReactorFields):
         if armed.queue.watch.armed is armed:
             armed.queue.watch.armed = None
 
-    def _look(self, queues: dict[StreamQueue, None]) -> None:
+    def _look(self, queues: dict[Ring, None]) -> None:
         """Poll the queues, and make new plans for them."""
         budget = MOST_PER_TURN
         with self.query_guard:
@@ -464,7 +464,7 @@ class Reactor(ReactorFields):
                 if queue.watch.attended and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue, queried=True)
 
-    def _goes_on(self, queue: StreamQueue) -> bool:
+    def _goes_on(self, queue: Ring) -> bool:
         """Continue in the next turn of the loop if the queue is awaited: the budget is spent. Return whether it is."""
         if not queue.watch.attended:
             return False
@@ -499,7 +499,7 @@ class Reactor(ReactorFields):
         if self._watchdog is None and not self.closed:
             self._set_watchdog()
 
-    def _watched_now(self) -> list[StreamQueue]:
+    def _watched_now(self) -> list[Ring]:
         """Return the queues for this pass of the watchdog: all, or the next `MOST_PER_WATCH`."""
         queues = list(itertools.islice(self.queues, MOST_PER_WATCH))
         if len(queues) < len(self.queues):
@@ -512,9 +512,9 @@ class Reactor(ReactorFields):
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in self._watched_now():
-                resolved = 0 if queue.is_stuck() else queue.poll(max(budget, 1))
+                resolved = 0 if queue.rare.is_stuck() else queue.poll(max(budget, 1))
                 budget -= resolved
-                queue.pump()
+                queue.rare.pump()
                 if queue.idle:
                     self.deactivate(queue)
                 elif (resolved or not queue.watch.attended) and (budget > 0 or not self._goes_on(queue)):
@@ -563,7 +563,7 @@ class Reactor(ReactorFields):
         """Fail all unfinished operations, awaited or not. Makes no driver call."""
         self.faulted = True
         for queue in tuple(self.queues):
-            queue.fail_all(fault)
+            queue.rare.fail_all(fault)
             self.deactivate(queue)
             queue.watch.armed = None
         self.notifier_pool.silence(self.device_state.tokens)
@@ -608,7 +608,7 @@ class Reactor(ReactorFields):
         self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)
 
 
-def _in_turn(queues: list[StreamQueue], now: float) -> tuple[list[StreamQueue], list[StreamQueue]]:
+def _in_turn(queues: list[Ring], now: float) -> tuple[list[Ring], list[Ring]]:
     """Return the queues of armed waits that are queried now, and those that are put off: the ones queried last."""
     queues.sort(key=lambda queue: queue.watch.looked)
     late = queues[MOST_CHECKED:]

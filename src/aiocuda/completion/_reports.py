@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ._listeners import Hooks, call_hooks, call_resolve_hooks
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["Reports"]
 
@@ -21,25 +21,16 @@ class Reports:
     It knows which operations are awaited without a waiter: an await that begins resolves operations before it suspends.
     """
 
-    __slots__ = ("_awaited", "_gathered", "_queue", "_reported")
+    __slots__ = ("_gathered", "_queue", "_reported")
 
-    def __init__(self, queue: StreamQueue) -> None:
-        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+    def __init__(self, queue: Ring) -> None:
+        self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._reported = 0  # the id of the last operation whose end the listeners have been notified of
-        self._awaited: StreamOperation[Any] | None = None
         self._gathered: frozenset[StreamOperation[Any]] = frozenset()
 
     def awaits(self, operation: StreamOperation[Any]) -> bool:
         """Return whether an await that begins waits for the operation."""
-        return operation is self._awaited or operation in self._gathered
-
-    def begin_await(self, operation: StreamOperation[Any]) -> None:
-        """Note that an await resolves operations without suspension, up to this one."""
-        self._awaited = operation
-
-    def end_await(self) -> None:
-        """Note that it has resolved them."""
-        self._awaited = None
+        return operation is self._queue().awaiting or operation in self._gathered
 
     def linger(self, last: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
         """Call `Ring.linger` for the last operation of a stream. The hooks see that all gathered ones are awaited."""
@@ -98,13 +89,14 @@ class Reports:
 
     def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
         """Notify the listeners of an operation that nothing watches any more."""
-        listeners = self._queue().device_state.listeners
+        queue = self._queue()
+        listeners = queue.device_state.listeners
         if listeners is not None and listeners.resolve:
-            before, self._awaited = self._awaited, operation if awaited else None
+            before, queue.awaiting = queue.awaiting, operation if awaited else None
             try:
                 self._call_resolve(listeners.resolve, operation, 0, 0)
             finally:
-                self._awaited = before
+                queue.awaiting = before
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
         left = iter(hooks)

@@ -52,7 +52,7 @@ class StreamOperation(QueuedOperation[T_co]):
 
     @property
     def stream(self) -> Any:
-        return self.queue.stream
+        return self.queue.rare.stream
 
     @property
     def stream_name(self) -> str:
@@ -73,7 +73,7 @@ class StreamOperation(QueuedOperation[T_co]):
 
     @property
     def is_awaited(self) -> bool:
-        return self.waiters is not None or self.queue.reports.awaits(self)
+        return self.waiters is not None or self.queue.rare.reports.awaits(self)
 
     @property
     def waits_for(self) -> StreamOperation[Any] | None:
@@ -107,7 +107,7 @@ class StreamOperation(QueuedOperation[T_co]):
         if state == FAILED:
             assert self.failure is not None
             self.failure.poison.delivered = True
-            self.queue.unseen.forget_seen()
+            self.queue.rare.unseen.forget_seen()
             return raisable(self.value)
         if state == ABANDONED:
             return ClosedError(f"{self!r} was abandoned: its result was dropped")
@@ -178,7 +178,7 @@ class StreamOperation(QueuedOperation[T_co]):
     async def settle(self) -> None:
         self.queue.check_loop()
         if not self.is_settled:
-            await self.queue.settle()
+            await self.queue.rare.settle()
         if not self.is_settled:
             raise ClosedError(
                 f"{self!r} was still with the device when that was closed: what it may touch stays in use"
@@ -271,7 +271,7 @@ class StreamOperation(QueuedOperation[T_co]):
     def note_unseen(self, poison: Poison) -> None:
         """Keep the failure for the end of a block, if the program knows the operation."""
         if self.kind is not INTERNAL and self.status != ABANDONED:
-            self.queue.unseen.note(poison)
+            self.queue.rare.unseen.note(poison)
 
     def fail(self, failure: Failure, error: BaseException) -> None:
         """Fail now, if unfinished, and wake the waiters. The device has faulted.

@@ -1,12 +1,13 @@
-"""StreamQueue: the unfinished operations of one stream, in order."""
+"""StreamQueue: all that is unusual about the queue of a stream. `new_queue` makes the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import weakref
+from asyncio import _get_running_loop
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._base._arrays import MOST_BYTES
 from .._base._failure import Failure, Poison
@@ -16,6 +17,7 @@ from .._core import (
     CLOSED,
     COMPLICATED,
     DONE,
+    ENDED,
     FAILED,
     FAULTED,
     IN_CALL,
@@ -26,7 +28,6 @@ from .._core import (
     SHARED,
     SUBMITTED,
     Estimate,
-    Obstacle,
     Ring,
     new_operation,
 )
@@ -36,7 +37,7 @@ from ._extra import CopyOut
 from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
 from ._interruption import Interruption
-from ._listeners import Listeners
+from ._listeners import Hooks, Listeners
 from ._reports import Reports
 from ._stream_operation import StreamOperation
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
@@ -47,41 +48,35 @@ if TYPE_CHECKING:
     from ._device_state import DeviceState
     from ._reactor import Reactor
 
-__all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
+__all__ = ["HasQueue", "StreamQueue", "is_captured", "new_queue", "stream_queue"]
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
 
 
-class StreamQueue(Ring):
-    """The unfinished operations of one stream, in order: on the host, and on the device.
+class StreamQueue:
+    """All that is unusual about the queue of a stream, its `Ring`: `Ring.rare`.
 
-    `Ring` has the operations that the stream has accepted, and the hot functions; this class the rest: checks, gates,
-    shared and captured streams, waits for other streams, failures, and the end.
+    Checks, gates, shared and captured streams, waits for other streams, failures, and the end. The ring calls
+    `refuse_unusable`, `follow_unusual`, `put`, `pump`, `skips_captured`, `submit_observed`, `submitted`, `end_call`,
+    `record_late`, `copy_out`, `resolved`, `finish_special`, `linger`, `end_resolve` and `report_fault`.
 
     Attributes
     ----------
     host_queue : HostQueue
         The operations that are still on the host.
-    name : str
+    reports : Reports
+        Notifies the listeners.
+    interruption : Interruption
+        Ends what was refused, or interrupted by Ctrl-C.
     opened_at : str or None
         The line of the program that has opened the stream.
     imported : bool
         True for a stream that another library has made.
     lent : int
         How many loans of the stream to other libraries are open.
-    shared : bool
-        True while others may enqueue on the stream: it is imported or lent. Then no operation waits in the host queue,
-        and each submission first asks the driver whether the stream is being captured: a call on a captured stream
-        becomes part of that graph, or makes the capture fail.
-    recorded : bool
-        True while `Stream.capture` records the stream's calls into a graph. The queue then refuses new operations.
-    closed : bool
-        New operations are refused. Accepted operations continue.
     draining : bool
         The queue is closed, and takes the operations that a coordinator accepted earlier: see `let_in`.
-    ended : bool
-        The queue is closed, and nothing waits for its operations any more.
     submissions : SubmissionLimit
         Limits the submitted functions whose work is unfinished: see `Stream.submit`.
     foreign : dict
@@ -95,30 +90,24 @@ class StreamQueue(Ring):
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
 
-    closed = Obstacle(CLOSED)
-    shared = Obstacle(SHARED)
-    recorded = Obstacle(RECORDED)
+    __slots__ = ("_ring", "_stream", "base", "draining", "foreign", "host_queue", "imported", "interruption", "lent",
+                 "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
 
-    __slots__ = ("_stream", "base", "draining", "ended", "foreign", "host_queue", "imported", "lent", "name",
-                 "opened_at", "recorded_bytes", "submissions", "unseen")  # fmt: skip
-
-    def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
-        super().__init__(reactor, handle, StreamOperation)
-        self.reports = Reports(self)
-        self.interruption = Interruption(self)
-        self.name = name
+    def __init__(self, ring: Ring, imported: bool) -> None:
+        self._ring: Callable[[], Ring] = weakref.ref(ring)  # type: ignore[assignment]  # which owns it
+        self.reports = Reports(ring)
+        self.interruption = Interruption(ring)
         self.opened_at: str | None = None
-        self.imported = self.shared = imported
+        self.imported = ring.shared = imported
         self.lent = 0
-        self.host_queue = HostQueue(self)
-        self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
+        self.host_queue = HostQueue(ring)
+        self.submissions = SubmissionLimit(ring, SUBMIT_AHEAD)
         self.foreign: dict[object, Any] = {}
         self.recorded_bytes = 0
-        self.unseen = UnseenFailure(self.device_state.unseen)
+        self.unseen = UnseenFailure(ring.device_state.unseen)
         self.base: DeviceState | None = None
-        self.draining = self.ended = False
+        self.draining = False
         self._stream: weakref.ref[Any] | None = None
-        reactor.add(self)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -129,83 +118,89 @@ class StreamQueue(Ring):
 
     def record_memory(self, nbytes: int) -> None:
         """Count memory that another library holds; a negative number: that it has released."""
-        self.check()
+        ring = self._ring()
+        ring.check()
         if not 0 <= self.recorded_bytes + nbytes <= MOST_BYTES:
             raise InvalidArgumentError(
-                f"nbytes={nbytes:,} does not fit: other libraries hold {self.recorded_bytes:,} bytes on {self.name} by "
+                f"nbytes={nbytes:,} does not fit: other libraries hold {self.recorded_bytes:,} bytes on {ring.name} by "
                 "record_memory, and a negative number releases at most these",
                 size=nbytes,
             )
         self.recorded_bytes += nbytes
-        self.live_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        ring.live_bytes += nbytes
+        ring.peak_bytes = max(ring.peak_bytes, ring.live_bytes)
 
     def set_stream(self, stream: object) -> None:
         """Set the public stream, which is made after its queue."""
         self._stream = weakref.ref(stream)
 
-    def refuse_loop(self) -> NoReturn:
-        """Raise the error for another loop than the stream's own, or for none."""
-        raise self.device_state.wrong_loop(self.loop, self.name, "make a stream in each loop, share the device")
+    def refuse_unusable(self, kind: str | None = None) -> None:
+        """Raise the reason why the stream accepts no operation now, if there is one.
 
-    def refuse_unusable(self) -> None:
-        """Raise the reason why the stream accepts no operation now, if there is one."""
-        self.check_loop()
-        if self.obstacles & CLOSED:
-            raise ClosedError(
-                f"stream {self.name!r} has been closed, by itself or with its device: make another by device.stream()"
-            )
-        fault = self.driver.fault
-        if fault is not None:
-            raise fault.again()
-        if self.obstacles & (SHARED | RECORDED) == SHARED:
-            self.refuse_captured()
-
-    def _check_new(self, kind: str) -> None:
-        if self.recorded:
+        Parameters
+        ----------
+        kind
+            Of a new operation, which would run while the program captures the stream.
+        """
+        ring = self._ring()
+        if kind is not None and ring.obstacles & RECORDED:
             raise BusyError(
-                f"{self.name} is being captured, and this {kind} would run instead of being recorded: call the "
+                f"{ring.name} is being captured, and this {kind} would run instead of being recorded: call the "
                 "stream's verbs by the stream, `stream.launch(…)`, or end the capture first"
             )
-        self.check()
+        if _get_running_loop() is not ring.loop:
+            raise ring.device_state.wrong_loop(ring.loop, ring.name, "make a stream in each loop, share the device")
+        if ring.obstacles & CLOSED:
+            raise ClosedError(
+                f"stream {ring.name!r} has been closed, by itself or with its device: make another by device.stream()"
+            )
+        fault = ring.driver.fault
+        if fault is not None:
+            raise fault.again()
+        if ring.obstacles & (SHARED | RECORDED) == SHARED:
+            self.refuse_captured()
 
     # -- streams that others use, too ----------------------------------------------------------------------------------
 
     def begin_loan(self) -> None:
         """Mark the stream as shared: another library uses it."""
         self.lent += 1
-        self.shared = True
+        self._ring().shared = True
 
     def end_loan(self) -> None:
         """End one loan. The stream is shared until the last one has ended."""
         self.lent -= 1
-        self.shared = self.imported or self.lent > 0
+        self._ring().shared = self.imported or self.lent > 0
 
     def is_captured(self) -> bool:
         """Return whether another library captures the stream. ``cuStreamIsCapturing``."""
-        return is_captured(self.driver, self.handle)
+        ring = self._ring()
+        return is_captured(ring.driver, ring.handle)
 
     def refuse_captured(self) -> None:
         """Raise `BusyError` while another library captures the stream."""
         if self.is_captured():
+            name = self._ring().name
             raise BusyError(
-                f"{self.name} is being captured into a graph by another library, and new work would become part of "
+                f"{name} is being captured into a graph by another library, and new work would become part of "
                 "that graph, or make the capture fail: end that capture first, or use a stream of your own"
             )
 
     def takes_frees(self) -> bool:
         """Return whether memory may now be freed in the order of this stream."""
-        return not self.ended and not (self.shared and self.is_captured())
+        obstacles = self._ring().obstacles
+        return not obstacles & ENDED and not (obstacles & SHARED and self.is_captured())
 
-    def _skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool:
+    def skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool:
         """Append a marker without an event if the stream is captured; raise `BusyError` for a driver call."""
-        if self.recorded or not self.is_captured():
+        ring = self._ring()
+        if ring.obstacles & RECORDED or not self.is_captured():
             return False
         if call is not None:
             self.refuse_captured()
-        if not self.active:
-            self.reactor.activate(self)
-        self.append(operation)
+        if not ring.active:
+            ring.reactor.activate(ring)
+        ring.append(operation)
         return True
 
     # -- enqueue -------------------------------------------------------------------------------------------------------
@@ -223,11 +218,14 @@ class StreamQueue(Ring):
         value: object = None,
     ) -> StreamOperation[Any]:
         """Enqueue an operation that is submitted when ``gate`` is open. Later operations wait for it."""
-        self._check_new(kind)
-        operation: StreamOperation[Any] = new_operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
+        ring = self._ring()
+        if ring.obstacles & RECORDED:
+            self.refuse_unusable(kind)
+        ring.check()
+        operation: StreamOperation[Any] = new_operation(ring, kind, INSTANT if kind == "wait" else estimate, keep)
         operation.copy_out = copy_out
         operation.value = value
-        self.enqueued += 1
+        ring.enqueued += 1
         self.host_queue.put(operation, call, arguments, gate)
         return operation
 
@@ -235,26 +233,28 @@ class StreamQueue(Ring):
         self, call: Callable[[StreamOperation[Any]], object], gate: Gate, keep: object, estimate: Estimate
     ) -> StreamOperation[Any]:
         """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
-        if self.obstacles & RECORDED:
-            self._check_new("submit")  # raises
-        self.check()
-        operation: StreamOperation[Any] = new_operation(self, "submit", estimate, keep)
+        ring = self._ring()
+        if ring.obstacles & RECORDED:
+            self.refuse_unusable("submit")
+        ring.check()
+        operation: StreamOperation[Any] = new_operation(ring, "submit", estimate, keep)
         if (
             gate is self.submissions  # as the only gate
-            and not (self.obstacles & COMPLICATED or self.on_host)
-            and len(self.pending) < self.device_state.limit
+            and not (ring.obstacles & COMPLICATED or ring.on_host)
+            and len(ring.pending) < ring.device_state.limit
             and gate.ready(operation)
         ):
-            self.submit(operation, call, (operation,))  # 3 µs faster than through the host queue
+            ring.submit(operation, call, (operation,))  # 3 µs faster than through the host queue
         else:
-            self.enqueued += 1
+            ring.enqueued += 1
             self.host_queue.put(operation, call, (operation,), gate)
         return operation
 
     def enqueue_record(self, lease: Lease, keep: object) -> StreamOperation[None]:
         """Record the event of a lease that a user's `Event` holds, after all earlier operations."""
-        operation: StreamOperation[None] = new_operation(self, "record", INSTANT, keep)
-        self.submit(operation, _use_lease, (operation, lease))
+        ring = self._ring()
+        operation: StreamOperation[None] = new_operation(ring, "record", INSTANT, keep)
+        ring.submit(operation, _use_lease, (operation, lease))
         return operation
 
     def submit_chunk(
@@ -270,39 +270,16 @@ class StreamQueue(Ring):
         ``release`` is called when the device has finished with the chunk, whether it succeeded or not. ``keep`` is held
         until then, because the copy may be withdrawn before.
         """
-        operation: StreamOperation[Any] = new_operation(self, INTERNAL, estimate, keep)
+        ring = self._ring()
+        operation: StreamOperation[Any] = new_operation(ring, INTERNAL, estimate, keep)
         operation.on_settled = release
         operation.copy_out = _copied_out_at_once  # so the reactor watches it: the rest of the copy waits for it
-        if self.on_host:
-            operation.context = self.on_host[0].context.copy()  # any task may submit the chunk
-        self.submit(operation, call, arguments, ahead=True)
+        if ring.on_host:
+            operation.context = ring.on_host[0].context.copy()  # any task may submit the chunk
+        ring.submit(operation, call, arguments, ahead=True)
         return operation
 
-    def move_to_end(self, operation: StreamOperation[Any]) -> None:
-        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
-
-        Its event was recorded last, so theirs prove nothing about it.
-        """
-        if operation in self.pending:  # not after a fault
-            self._target = None
-            self.append(operation)  # first: Ctrl-C loses nothing
-            self.pending.remove(operation)  # the first of both
-
-    def enqueue_unusual(
-        self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
-        label: str | None,
-    ) -> StreamOperation[Any]:  # fmt: skip
-        """Enqueue an operation of a `BoundCall` by `submit`, because the stream has an obstacle or is full.
-
-        ``call(values)`` is the driver call without the record of the event: `submit` records it.
-        """
-        operation: StreamOperation[Any] = new_operation(self, kind, estimate, keep)
-        if label is not None:
-            operation.own_label = label
-        self.submit(operation, call, (values,))
-        return operation
-
-    def _submit_observed(
+    def submit_observed(
         self,
         listeners: Listeners,
         operation: StreamOperation[Any],
@@ -310,138 +287,118 @@ class StreamQueue(Ring):
         arguments: tuple[Any, ...],
     ) -> None:
         """Do the driver calls of `submit`, with a timing event before and after the call if a listener wants it."""
-        leases = self.device_state.leases
-        now = self.now()
+        ring = self._ring()
+        leases = ring.device_state.leases
+        now = ring.now()
         timing = listeners.timing
         if timing:
             start = leases.take(timing=True)
             try:
-                self._record(start.handle)
+                ring._record(start.handle)
             except BaseException:
                 leases.give(start)
                 raise
-            self.device_state.starts[operation.id] = start
+            ring.device_state.starts[operation.id] = start
         if call is not None:
             call(*arguments)
         operation.submitted_at = now
         lease = operation.lease or (
-            self.idle_leases.pop() if self.idle_leases and not timing else leases.take(timing=timing)
+            ring.idle_leases.pop() if ring.idle_leases and not timing else leases.take(timing=timing)
         )
         try:
-            self._record(lease.handle)
+            ring._record(lease.handle)
         except BaseException:
-            self.return_lease(operation, lease)
+            ring.return_lease(operation, lease)
             raise
         operation.lease = lease
-        if self.newest_id != operation.id:
-            self.move_to_end(operation)
+        if ring.newest_id != operation.id:
+            ring.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
 
+    def put(
+        self, operation: StreamOperation[Any], call: Callable[..., object] | None, arguments: tuple[Any, ...]
+    ) -> None:
+        """Put an operation that the stream does not take now into the host queue."""
+        self.host_queue.put(operation, call, arguments)
+
+    def end_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> bool:
+        """Handle an error of the driver calls of an operation: see `Interruption.end_call`."""
+        return self.interruption.end_call(operation, error, lease)
+
     # -- markers -------------------------------------------------------------------------------------------------------
-
-    def marker(self) -> StreamOperation[Any]:
-        """Return a new marker: an operation without a driver call, which is not counted."""
-        operation: StreamOperation[Any] = new_operation(self, INTERNAL, INSTANT, None)
-        operation.on_settled = nothing  # so that it is not counted
-        return operation
-
-    def submit_marker(self) -> StreamOperation[Any]:
-        """Submit a marker. Its event comes after all work that the stream has accepted so far."""
-        marker = self.marker()
-        self.submit(marker, None, (), ahead=True)
-        return marker
-
-    def mark(self, *, after_end: bool = False) -> StreamOperation[Any] | None:
-        """Submit a marker; return None if the queue has ended. With ``after_end``, only if it has no work left."""
-        return None if self.ended and not (after_end and self.pending) else self.submit_marker()
 
     def mark_end(self) -> None:
         """Submit a marker, unless the newest operation is one: then record its event again."""
-        newest = self.pending[-1] if self.pending else None
+        ring = self._ring()
+        newest = ring.pending[-1] if ring.pending else None
         if (
             newest is None
             or newest.kind is not INTERNAL
             or newest.copy_out is not None
             or not self.record_again(newest)
         ):
-            self.submit_marker()
+            ring.submit_marker()
 
     def record_again(self, operation: StreamOperation[Any]) -> bool:
         """Record the event of the newest operation once more: it then comes after everything on the stream so far.
 
         Return False if that is not possible, because the operation has failed, or because others hold its event.
         """
-        lease = operation.lease
+        ring, lease = self._ring(), operation.lease
         if (
             lease is None
             or lease.lent
             or lease.timing
             or operation.failure is not None
-            or operation is not self.pending[-1]
+            or operation is not ring.pending[-1]
         ):
             return False
         try:
-            self._record(lease.handle)
+            ring._record(lease.handle)
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
             self.fail(operation, error)
         return True
-
-    def end(self) -> StreamOperation[Any] | None:
-        """Return an operation that represents all work so far, device-side waits too; None if that has finished.
-
-        If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
-        the stream's end is skipped, too.
-        """
-        unmarked = (
-            self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
-        )  # work that no operation represents
-        poison = self._poison
-        if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.on_host):
-            if poison is not None and not poison.delivered:
-                return self.enqueue("wait", INSTANT, nothing, ())  # its tail may be a marker without a failure
-            if unmarked:
-                mark = self.submit_marker()
-                self.unmarked_wait_at = -1  # after the mark: Ctrl-C between the two loses no wait
-                return mark
-        return self.tail()
 
     # -- waits for other streams ---------------------------------------------------------------------------------------
 
     def wait(self, operation: StreamOperation[Any]) -> StreamOperation[Any]:
         """Enqueue a device-side wait for an operation of another stream of this loop."""
-        waiting = self.enqueue_gated("wait", Submitted(operation, self), self._issue_wait, (operation,), operation)
-        self.after_wait = True
+        ring = self._ring()
+        waiting = self.enqueue_gated("wait", Submitted(operation, ring), self._issue_wait, (operation,), operation)
+        ring.after_wait = True
         return waiting
 
     def follow_unusual(self, operation: StreamOperation[Any]) -> None:
         """Do what `follow` does for any operation, in any state of the stream."""
-        if self.obstacles & (SHARED | RECORDED) == SHARED:
+        ring = self._ring()
+        if ring.obstacles & (SHARED | RECORDED) == SHARED:
             self.refuse_captured()
-        if operation.queue is self:
+        if operation.queue is ring:
             return
         lease = operation.lease  # read once, as in `follow`
-        if lease is not None and not self.on_host and self._poison is None:
-            self.note_wait()
-            self.driver.stream_wait(self.handle, lease.handle)
-            if self.device_state.listeners is not None:
+        if lease is not None and not ring.on_host and ring._poison is None:
+            ring.note_wait()
+            ring.driver.stream_wait(ring.handle, lease.handle)
+            if ring.device_state.listeners is not None:
                 self.reports.followed(operation)
         elif not operation.is_settled:
             self.wait(operation)
 
     def _issue_wait(self, operation: StreamOperation[Any]) -> None:
+        ring = self._ring()
         lease = operation.lease
-        if lease is None and not operation.is_settled and operation.queue is not self:
+        if lease is None and not operation.is_settled and operation.queue is not ring:
             # It was skipped or withdrawn, so it has no event. Earlier operations of its stream may still run.
             lease = operation.queue.submit_marker().lease
         if lease is not None:
-            self.driver.stream_wait(self.handle, lease.handle)
+            ring.driver.stream_wait(ring.handle, lease.handle)
 
     # -- the reactor's view --------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Submit operations of the host queue for which the stream has room."""
-        if self.on_host:
+        if self.host_queue.entries:
             self.host_queue.pump()
 
     def is_stuck(self) -> bool:
@@ -449,26 +406,44 @@ class StreamQueue(Ring):
 
         `poll` makes two queries or more, because it begins with the newest operation. False if the answer is unknown.
         """
-        lease = self.pending[0].lease if self.pending else None
-        if lease is None or self._resolving or (self.device_state.guarded and not self.reactor.query_guard.open):
+        ring = self._ring()
+        lease = ring.pending[0].lease if ring.pending else None
+        if lease is None or ring._resolving or (ring.device_state.guarded and not ring.reactor.query_guard.open):
             return False
         try:
-            if self.driver.event_query(lease.handle):
+            if ring.driver.event_query(lease.handle):
                 return False  # `poll` counts it
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
-        self.reactor.polls += 1
-        self.last_busy = self.now()
+        ring.reactor.polls += 1
+        ring.last_busy = ring.now()
         return True
 
     def name_awaited(self) -> str:
         """Return the name of the oldest operation with a waiter, for errors."""
-        operation = self.awaited()[0]
-        return f"the work of {self.name}" if operation is None else operation.shown_name
+        ring = self._ring()
+        operation = ring.awaited()[0]
+        return f"the work of {ring.name}" if operation is None else operation.shown_name
 
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
 
-    def _finish_special(self, operation: StreamOperation[Any]) -> bool:
+    def submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the stream has accepted the operation."""
+        self.reports.submitted(hooks, operation)
+
+    def resolved(self, operation: StreamOperation[Any]) -> bool:
+        """Notify the listeners that the operation is about to finish. Return whether it now has an `Extra`."""
+        return self.reports.resolved(operation)
+
+    def linger(self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
+        """Do what `Ring.linger` does, with listeners, which see that all gathered operations are awaited."""
+        self.reports.linger(operation, gathered)
+
+    def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> bool:
+        """Handle an error in the turn of an operation: see `Interruption.end_resolve`."""
+        return self.interruption.end_resolve(operation, error)
+
+    def finish_special(self, operation: StreamOperation[Any]) -> bool:
         """Call the `on_settled` of an operation with an `Extra`.
 
         Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
@@ -481,7 +456,7 @@ class StreamQueue(Ring):
             try:
                 on_settled()
             except BaseException as error:  # noqa: BLE001 - the operation is done, so the loop's handler gets the error
-                self.reactor.report(f"after {operation!r} something could not be given back", error)
+                self._ring().reactor.report(f"after {operation!r} something could not be given back", error)
         if operation.status == ABANDONED:
             extra.detached = False
             operation.wake_waiters_paced()  # waiters that have not been woken yet
@@ -490,21 +465,12 @@ class StreamQueue(Ring):
             operation.note_waiters(extra.failure.poison)
             self.unseen.forget_seen()
             operation.status = FAILED
-            self.reactor.failed += operation.kind is not INTERNAL
+            self._ring().reactor.failed += operation.kind is not INTERNAL
             operation.wake_waiters()
             return False
         return True
 
-    def _newest_recorded(self) -> StreamOperation[Any]:
-        """Return the newest operation with an event; the oldest of all if none has one."""
-        operation: StreamOperation[Any]
-        for operation in reversed(list(self.pending)):
-            if operation.lease is not None or self._record_late(operation) is not None:
-                return operation
-        operation = self.pending[0]
-        return operation
-
-    def _record_late(self, operation: StreamOperation[Any]) -> Lease | None:
+    def record_late(self, operation: StreamOperation[Any]) -> Lease | None:
         """Record an event for an operation that the stream has accepted without one.
 
         Ctrl-C came between its two driver calls, or the driver refused the second. An event that is recorded now is
@@ -512,22 +478,17 @@ class StreamQueue(Ring):
         """
         if operation.submitted_at <= 0.0:
             return None  # the stream has not accepted it
-        lease = self.device_state.leases.take()
+        ring = self._ring()
+        lease = ring.device_state.leases.take()
         try:
-            self._record(lease.handle)
+            ring._record(lease.handle)
         except BaseException:
-            self.return_lease(operation, lease)
+            ring.return_lease(operation, lease)
             raise
         operation.lease = lease
         return lease
 
-    def return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None:
-        """Take an event from an operation. An event that could not be recorded, too: `_record_late` uses another."""
-        operation.lease = None
-        if not lease.lent:
-            self.device_state.leases.give(lease)
-
-    def _copy_out(self, operation: StreamOperation[Any]) -> bool:
+    def copy_out(self, operation: StreamOperation[Any]) -> bool:
         """Start the host's work of an operation that the device has finished. Return True if it is done.
 
         An operation that has failed or was abandoned copies nothing more, but waits for the threads that are copying.
@@ -548,19 +509,21 @@ class StreamQueue(Ring):
 
     def copied_out(self, operation: StreamOperation[Any], error: BaseException | None = None) -> None:
         """Continue with an operation: the host's work that its ``copy_out`` has started is done, or has failed."""
+        ring = self._ring()
         operation.copy_out = None
-        if self.reactor.closed:
+        if ring.reactor.closed:
             return  # the waiters have been woken
         if error is not None and not operation.is_unwanted:
             operation.fail_copy_out(error)
-        self.poll()
-        self.reactor.plan(self)
+        ring.poll()
+        ring.reactor.plan(ring)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def report_fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int:
-        self.driver.blame(operation.shown_name)
-        self.reactor.fault(fault, self.pending[0] if self.pending else operation)
+        ring = self._ring()
+        ring.driver.blame(operation.shown_name)
+        ring.reactor.fault(fault, ring.pending[0] if ring.pending else operation)
         return 1  # any number above 0: everything has failed
 
     def fail(self, operation: StreamOperation[Any], error: BaseException) -> None:
@@ -570,10 +533,10 @@ class StreamQueue(Ring):
             return
         if isinstance(error, AiocudaError):
             error.__traceback__ = None  # its frames hold the operation and the memory of its arguments
-        entries = self.on_host
+        entries = self.host_queue.entries
         chunk = operation.kind is INTERNAL and operation.copy_out is not None
         copy = entries.popleft() if entries and chunk else None
-        failure = Poison(error, self.loop, repr(copy) if copy is not None else operation.shown_name).failure()
+        failure = Poison(error, self._ring().loop, repr(copy) if copy is not None else operation.shown_name).failure()
         (operation if copy is None else copy).note_unseen(failure.poison)
         self.place_failed(operation, error, failure)
         if copy is not None:
@@ -590,43 +553,45 @@ class StreamQueue(Ring):
 
     def place_failed(self, operation: StreamOperation[Any], error: BaseException, failure: Failure) -> None:
         """Put an operation in its place with its failure. Later operations do not run."""
-        pending = self.pending
-        if not self.active:
-            self.reactor.activate(self)
+        ring = self._ring()
+        pending = ring.pending
+        if not ring.active:
+            ring.reactor.activate(ring)
         if operation.submitted_at == IN_CALL:
             operation.submitted_at = 0.0
         if not pending or pending[-1] is not operation:
-            self.append(operation)
+            ring.append(operation)
         if operation.status < DONE:
             operation.status = SUBMITTED
         operation.fail_in_turn(failure, error)
-        self.poison = failure.poison
-        self.unmarked_wait_at = self.enqueued  # after the failure is read, `end` needs a new marker
-        self.attend()
+        ring.poison = failure.poison
+        ring.unmarked_wait_at = ring.enqueued  # after the failure is read, `end` needs a new marker
+        ring.attend()
 
     def fail_all(self, fault: DeviceFault) -> None:
         """Fail every operation: the device has faulted."""
-        poison = Poison(fault, self.loop, f"the operations of {self.name}")
+        ring = self._ring()
+        poison = Poison(fault, ring.loop, f"the operations of {ring.name}")
         failure = poison.failure()
-        self.obstacles |= FAULTED
-        self._target = None
-        before = self.reactor.failed
-        listened = self.device_state.listeners is not None or bool(self.device_state.starts)
+        ring.obstacles |= FAULTED
+        ring._target = None
+        before = ring.reactor.failed
+        listened = ring.device_state.listeners is not None or bool(ring.device_state.starts)
         for operation, awaited in self.host_queue.fail_all(fault, failure):
             if listened and not self.reports.was_reported(operation):
                 self.reports.faulted(operation, awaited)
-        while self.pending:
-            operation = self.pending[0]  # removed last: the watchdog continues after Ctrl-C
+        while ring.pending:
+            operation = ring.pending[0]  # removed last: the watchdog continues after Ctrl-C
             # Its event and its memory stay in use: what the device still does is unknown.
             operation.lease = None
             awaited = operation.is_awaited
             operation.fail(failure, fault)
             if listened and not self.reports.was_reported(operation):
                 self.reports.faulted(operation, awaited)
-            if self.pending and self.pending[0] is operation:  # a hook may have led here, too
-                self.pending.popleft()
+            if ring.pending and ring.pending[0] is operation:  # a hook may have led here, too
+                ring.pending.popleft()
         # If no operation has failed, there is nothing to deliver.
-        poison.delivered = self.reactor.failed == before or self.base is not None
+        poison.delivered = ring.reactor.failed == before or self.base is not None
         self.unseen.note(poison)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -640,44 +605,48 @@ class StreamQueue(Ring):
             The stream's coordinator or device closes the stream, and waits for the operations that a coordinator has
             registered and not submitted yet. `let_in` accepts these.
         """
-        if not self.closed:
+        ring = self._ring()
+        if not ring.obstacles & CLOSED:
             self.draining = draining
-            self.closed = True
+            ring.closed = True
 
     def let_in(self) -> None:
         """Accept an operation that a coordinator registered before the queue closed. The caller then sets `closed`."""
+        ring = self._ring()
         if not self.draining:
-            self.check()
-        self.closed = False
+            ring.check()
+        ring.closed = False
 
     def finish(self) -> None:
         """Refuse everything: nothing waits for the operations any more, or none is left."""
         self.draining = False
-        self.closed = self.ended = True
+        self._ring().obstacles |= CLOSED | ENDED
         self.unseen.pass_on()
 
     async def flush(self) -> None:
         """Wait until no operation is on the host."""
-        if self.on_host:
+        if self.host_queue.entries:
             await self._wait_for_marker(on_submit=True)
 
     async def settle(self) -> None:
         """Wait until the device has finished with all operations so far. Their failures stay unread."""
-        while not self.idle and not self.reactor.closed:
+        ring = self._ring()  # held, because its stream may be dropped
+        while not ring.idle and not ring.reactor.closed:
             if not await self._wait_for_marker(on_submit=False):
                 return  # otherwise the host queue was withdrawn with the marker: repeat with a new marker
 
     async def _wait_for_marker(self, on_submit: bool) -> bool:
         """Wait for a new marker. Return True if it was withdrawn before its turn."""
-        reached: asyncio.Future[None] = self.loop.create_future()
-        marker = self.marker()
-        if self.shared:
-            self.submit(marker, None, (), ahead=True)
+        ring = self._ring()
+        reached: asyncio.Future[None] = ring.loop.create_future()
+        marker = ring.marker()
+        if ring.shared:
+            ring.submit(marker, None, (), ahead=True)
         else:
             self.host_queue.put(marker, wake_future if on_submit else None, (reached,) if on_submit else ())
         if marker.status < DONE and not reached.done():
             marker.add_waiter(reached)
-            self.attend()
+            ring.attend()
             await reached
         return marker.status == ABANDONED
 
@@ -694,9 +663,10 @@ class StreamQueue(Ring):
 
         The earlier work may include chunks of a copy that is withdrawn.
         """
-        operation.detached = bool(self.pending)
-        if self.pending:
-            self.append(operation)
+        ring = self._ring()
+        operation.detached = bool(ring.pending)
+        if ring.pending:
+            ring.append(operation)
             return
         operation.keep = None
         operation.call_on_settled()
@@ -706,12 +676,13 @@ class StreamQueue(Ring):
 
         Call it on the queue's own loop, unless that is closed.
         """
+        ring = self._ring()
         self.finish()
-        self._target = None
-        self.reactor.retire(self)
+        ring._target = None
+        ring.reactor.retire(ring)
         withdrawn = self.host_queue.withdraw()
-        gone = self.loop.is_closed()
-        for operation in [*withdrawn, *self.pending]:
+        gone = ring.loop.is_closed()
+        for operation in [*withdrawn, *ring.pending]:
             operation.copy_out = None
             if operation.kind is INTERNAL:
                 operation.on_settled = None  # it would ask for the next chunk
@@ -720,7 +691,7 @@ class StreamQueue(Ring):
             if operation.status < DONE:
                 operation.drop_result()
             operation.detached = True
-        accepted = tuple(self.pending)
+        accepted = tuple(ring.pending)
         for operation in withdrawn:
             self._release_withdrawn(operation)
         for operation in accepted:
@@ -731,47 +702,57 @@ class StreamQueue(Ring):
 
         Any thread may call it, outside of the `QueryGuard`.
         """
-        driver = self.driver
+        ring = self._ring()
+        driver = ring.driver
         if driver.fault is not None:
             return True
         with contextlib.ExitStack() as queries:
-            if self.device_state.guarded and self.pending:
+            if ring.device_state.guarded and ring.pending:
                 driver.begin_queries()
                 queries.callback(driver.end_queries)
             return all(
                 operation.lease is None or driver.event_query(operation.lease.handle)
-                for operation in reversed(self.pending)
+                for operation in reversed(ring.pending)
             )
 
     def reclaim(self) -> None:
         """Release all that an orphaned queue holds: the device has finished."""
-        while self.pending:
-            operation = self.pending.popleft()
+        ring = self._ring()
+        while ring.pending:
+            operation = ring.pending.popleft()
             operation.detached = False
             lease, operation.lease = operation.lease, None
             ours = lease is not None and not lease.lent  # else the user's `Event` returns it, perhaps in the next line
             operation.keep = None
-            if self.driver.fault is None:
+            if ring.driver.fault is None:
                 if lease is not None and ours:
-                    self.device_state.leases.give(lease)
-                start = self.device_state.starts.pop(operation.id, None)
+                    ring.device_state.leases.give(lease)
+                start = ring.device_state.starts.pop(operation.id, None)
                 if start is not None:
-                    self.device_state.leases.give(start)
+                    ring.device_state.leases.give(start)
             operation.call_on_settled()
-        if self.driver.fault is None:
-            self.device_state.destroy_stream(self.handle)
+        if ring.driver.fault is None:
+            ring.device_state.destroy_stream(ring.handle)
             if not self.imported:
-                self.device_state.stream_opened(-1)
+                ring.device_state.stream_opened(-1)
+
+
+def new_queue(reactor: Reactor, handle: int, name: str, imported: bool = False) -> Ring:
+    """Return the queue of a stream, empty and open."""
+    ring = Ring(reactor, handle, name, StreamOperation)
+    ring.rare = StreamQueue(ring, imported)
+    reactor.add(ring)
+    return ring
 
 
 class HasQueue(Protocol):
     """An `aiocuda.Stream`, whose package lies above this one."""
 
     @property
-    def _queue(self) -> StreamQueue: ...
+    def _queue(self) -> Ring: ...
 
 
-def stream_queue(stream: HasQueue) -> StreamQueue:
+def stream_queue(stream: HasQueue) -> Ring:
     """Return the queue of a public stream. Measured hot functions read ``stream._queue`` directly."""
     return stream._queue
 
@@ -784,10 +765,6 @@ def is_captured(driver: Driver, stream: int) -> bool:
         if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
             return True
         raise
-
-
-def nothing() -> None:
-    """Do nothing: the call of an operation that only marks a place in the order."""
 
 
 def _copied_out_at_once(operation: StreamOperation[Any]) -> bool:

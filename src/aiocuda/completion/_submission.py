@@ -20,8 +20,8 @@ from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ._stream_operation import StreamOperation
-    from ._stream_queue import StreamQueue
 
 __all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting"]
 
@@ -57,8 +57,8 @@ class SubmissionLimit:
 
     __slots__ = ("_pace", "_queue", "_slow", "_unfinished", "estimates", "most")
 
-    def __init__(self, queue: StreamQueue, most: int) -> None:
-        self._queue: Callable[[], StreamQueue] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+    def __init__(self, queue: Ring, most: int) -> None:
+        self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._pace = queue.reactor.submission_pace
         self.most = most
         self._unfinished: deque[weakref.ref[StreamOperation[Any]]] = deque()  # the oldest first; or just settled
@@ -117,7 +117,7 @@ class Submission:
     _error: BaseException | None = None
 
     def __init__(
-        self, queue: StreamQueue, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        self, queue: Ring, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
         name: str, on_result: Callable[[Any], object] | None,
     ) -> None:  # fmt: skip
         self._queue = queue
@@ -158,11 +158,11 @@ class Submission:
             self._raise(failure_of(error))
         except BaseException as error:
             operation.submitted_at = began
-            queue.fail(operation, error)
+            queue.rare.fail(operation, error)
             if isinstance(error, LEAVES_LOOP):
                 raise
         finally:
-            queue.submissions.add(operation, self._name, now() - began)
+            queue.rare.submissions.add(operation, self._name, now() - began)
 
     def _settled(self, operation: StreamOperation[Any], others: Callable[[], object] | None) -> None:
         if others is not None:
@@ -186,7 +186,7 @@ class Submission:
             host_work = HostWork.of(self._queue.driver, self._queue.device_state.device)
             launch, key = host_work.bind(self._queue.handle, lambda: context.run(self._compute))
             self._forget = functools.partial(host_work.forget, key)
-            self._queue.submit_chunk(launch, ((key,),), None, self._ended, operation.keep)
+            self._queue.rare.submit_chunk(launch, ((key,),), None, self._ended, operation.keep)
             self._queue.reactor.plan(self._queue)
         return self._done
 
@@ -205,7 +205,7 @@ class Submission:
         if self._forget is not None:
             self._forget()
         self._done = True
-        self._queue.host_queue.pump()
+        self._queue.rare.host_queue.pump()
 
     def finish(self, operation: StreamOperation[Any]) -> None:
         """Take the result of the function, or raise its error. It is the driver call of its operation."""
@@ -216,7 +216,7 @@ class Submission:
             self._raise(error)
         else:
             operation.submitted_at = self._queue.driver.now()  # it has run: the stream does not treat it as interrupted
-            self._queue.fail(operation, error)
+            self._queue.rare.fail(operation, error)
             if isinstance(error, LEAVES_LOOP):
                 raise error
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ._stream_queue import StreamQueue
+    from .._core import Ring
 
 __all__ = ["SubmissionPace"]
 
@@ -35,9 +35,9 @@ class SubmissionPace:
         self._loop = loop
         self._seconds = 0.0
         self._scheduled = self.is_used_up = False
-        self._waiting: dict[StreamQueue, None] = {}
+        self._waiting: dict[Ring, None] = {}
 
-    def put_off(self, queue: StreamQueue) -> None:
+    def put_off(self, queue: Ring) -> None:
         """Pump the host queue of a queue in the next iteration."""
         self._waiting[queue] = None
 
@@ -61,7 +61,7 @@ class SubmissionPace:
             while self._waiting and not self.is_used_up:
                 queue = next(iter(self._waiting))
                 del self._waiting[queue]
-                queue.host_queue.pump()
+                queue.rare.host_queue.pump()
                 queue.attend()
         finally:
             if self._waiting and not self._scheduled:  # Ctrl-C in a function

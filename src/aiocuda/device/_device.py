@@ -166,7 +166,7 @@ class Device(Owner):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
         resources = self._resources
         stream = open_stream(resources, resources.loop_state(), priority, name, str(SourceLine.of_caller()))
-        stream_queue(stream).submissions.most = int(submit_ahead)
+        stream_queue(stream).rare.submissions.most = int(submit_ahead)
         return stream
 
     async def load(self, *kernels: Kernel) -> None:
@@ -347,7 +347,7 @@ class Device(Owner):
             # First, since to free dropped memory may enqueue work.
             loop_state.reactor.guard(self.memory.sweep, loop_state.reactor)
             for queue in tuple(loop_state.queues):
-                await queue.settle()
+                await queue.rare.settle()
         while not (loop_states.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110
             await asyncio.sleep(TICK)  # closed loops set no event
 
@@ -387,7 +387,7 @@ class Device(Owner):
         for source in () if loop_state is None else loop_state.sources():
             source.leave()
         for queue in () if loop_state is None else tuple(loop_state.queues):
-            queue.withdraw_all()
+            queue.rare.withdraw_all()
 
     def _unfinished(self) -> int | None:
         return 0 if self.closed else None

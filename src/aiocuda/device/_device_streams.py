@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 
 from .._base._failure import Poison
 from .._base._types import Priority
-from .._core import STAGING
+from .._core import STAGING, Ring
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import new_queue
 from ..errors import BusyError, ClosedError
 from ..memory._allocator import DeviceMemory
 from ._loop_state import LoopState, LoopStates
@@ -49,14 +49,14 @@ class DeviceStreams:
         """The device destroys all streams that are open, or leaves them."""
         self.closed = True
 
-    def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> StreamQueue:
+    def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> Ring:
         """Create a stream. ``cuStreamCreateWithPriority``."""
         handle = self._device_state.make_stream(priority)
-        queue = StreamQueue(loop_state.reactor, handle, name or f"stream-{next(self._numbers)}")
+        queue = new_queue(loop_state.reactor, handle, name or f"stream-{next(self._numbers)}")
         loop_state.queues[queue] = None
         self._device_state.stream_opened(1)
         if self.closing:
-            queue.refuse(draining=True)
+            queue.rare.refuse(draining=True)
         return queue
 
     def open_names(self) -> list[str]:
@@ -67,7 +67,7 @@ class DeviceStreams:
     def check_not_lent(queue: Queue) -> None:
         """Raise `BusyError` if the stream is lent: closing waits for its work, and the borrower may enqueue more."""
         own = own_queue(queue)
-        if own.lent and own.loop is _get_running_loop():
+        if own.rare.lent and own.loop is _get_running_loop():
             raise BusyError(f"{own.name} is lent: leave the `async with stream.lend()` block first")
 
     def refuse(self, queue: Queue) -> None:
@@ -75,12 +75,12 @@ class DeviceStreams:
         own = own_queue(queue)
         if not own.ended:
             own.check_loop()
-            own.refuse()
+            own.rare.refuse()
 
     @staticmethod
     def refuse_but_accepted(queue: Queue) -> None:
         """Refuse new work. `let_in` opens the stream for work that its coordinator accepted earlier."""
-        own_queue(queue).refuse(draining=True)
+        own_queue(queue).rare.refuse(draining=True)
 
     @staticmethod
     def let_in(queue: Queue) -> bool:
@@ -101,7 +101,7 @@ class DeviceStreams:
             )
         was_closed = own.closed
         if was_closed:
-            own.let_in()
+            own.rare.let_in()
         return was_closed
 
     @staticmethod
@@ -118,20 +118,20 @@ class DeviceStreams:
     @staticmethod
     async def settle(queue: Queue) -> None:
         """Wait until the device has finished with all operations so far. Their failures stay unread."""
-        await own_queue(queue).settle()
+        await own_queue(queue).rare.settle()
 
     @staticmethod
     async def drain(streams: Sequence[Queue]) -> None:
         """Wait until the device has finished with all work of the streams, which refuse new work."""
         for queue in map(own_queue, streams):
             while not (queue.ended or queue.idle):
-                await queue.settle()
+                await queue.rare.settle()
 
     @staticmethod
     def raise_unseen(queues: Iterable[Queue]) -> None:
         """Raise the failure of an operation of these streams that no code of the program has seen."""
         for queue in queues:
-            own_queue(queue).unseen.raise_it()
+            own_queue(queue).rare.unseen.raise_it()
 
     def leave(self, queue: Queue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.
@@ -139,7 +139,7 @@ class DeviceStreams:
         A stream that is lent is given back to the driver when the loan has ended and the borrower's work has passed.
         While its device is being closed, a stream is not destroyed here, because the device waits for its work.
         """
-        if not own_queue(queue).draining:
+        if not own_queue(queue).rare.draining:
             self.give_up(queue)
 
     def give_up(self, stream: Queue) -> None:
@@ -148,14 +148,14 @@ class DeviceStreams:
         if queue.ended:
             return
         queue.check_loop()
-        queue.finish()
+        queue.rare.finish()
         _withdraw(queue)
-        if not queue.lent:
+        if not queue.rare.lent:
             self._close_after_work(queue)
 
-    def loan_ended(self, queue: StreamQueue) -> None:
+    def loan_ended(self, queue: Ring) -> None:
         """Destroy a stream that was closed, by itself or with its device, while it was lent."""
-        if queue.lent:
+        if queue.rare.lent:
             return
         if self._is_open(queue):
             queue.submit_marker()  # the work that the borrower has enqueued is waited for, too
@@ -167,25 +167,25 @@ class DeviceStreams:
     def forget_dropped(self, loop_state: LoopState) -> None:
         """Forget idle imported streams that the program does not hold any more. Their owners destroy them."""
         for queue in tuple(loop_state.queues):
-            if queue.imported and queue.stream is None and queue.idle:
-                queue.finish()
+            if queue.rare.imported and queue.rare.stream is None and queue.idle:
+                queue.rare.finish()
                 self._give_back(queue)
 
-    def destroy(self, queue: StreamQueue) -> None:
+    def destroy(self, queue: Ring) -> None:
         """Destroy a closed queue's stream. ``cuStreamDestroy``. After a fault the driver is not called.
 
         A stream that is lent is destroyed when the loan ends, so that the driver gives its handle to no other before.
         """
-        queue.finish()
+        queue.rare.finish()
         if self._driver.fault is not None:
             return
-        if not queue.imported:
+        if not queue.rare.imported:
             self._device_state.stream_opened(-1)
         self._memory.release(queue)
-        if not queue.lent:
+        if not queue.rare.lent:
             self._device_state.destroy_stream(queue.handle)
 
-    def _close_after_work(self, queue: StreamQueue) -> None:
+    def _close_after_work(self, queue: Ring) -> None:
         """Destroy the stream when the device has finished its work. Until then its loop state watches it."""
         if queue.idle:
             self._give_back(queue)
@@ -194,32 +194,33 @@ class DeviceStreams:
             # Not while operations are being resolved: a stream may just have enqueued a wait for the device's end.
             last.on_settled = lambda: queue.loop.call_soon(self._close_after_work, queue)
 
-    def _give_back(self, queue: StreamQueue) -> None:
+    def _give_back(self, queue: Ring) -> None:
         if self._is_open(queue):
             del self._loop_states.here().queues[queue]
             queue.reactor.retire(queue)
             self.destroy(queue)
 
-    def _is_open(self, queue: StreamQueue) -> bool:
+    def _is_open(self, queue: Ring) -> bool:
         """False if the device destroys the stream, or has done so."""
         return not self.closed and self._loop_states.lists(queue)
 
 
-def _withdraw(queue: StreamQueue) -> None:
+def _withdraw(queue: Ring) -> None:
     """Abandon the operations that are still on the host; operations of other streams that wait for them are skipped.
 
     A download that has begun keeps its place until no thread writes its array any more.
     """
-    if not queue.host_queue.entries:
-        queue.host_queue.followers = {}
+    host_queue = queue.rare.host_queue
+    if not host_queue.entries:
+        host_queue.followers = {}
         return
     if not queue.pending:
         queue.submit_marker()  # so that they pass after the allocations that were made for them
-    followers = [each for each in queue.host_queue.followers if each.host_queue.entries]  # others were left, too
-    queue.host_queue.followers = {}
-    withdrawn = list(queue.host_queue.entries)
+    followers = [each for each in host_queue.followers if each.on_host]  # others were left, too
+    host_queue.followers = {}
+    withdrawn = list(host_queue.entries)
     landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
-    queue.withdraw_all()
+    queue.rare.withdraw_all()
     if not withdrawn:  # the marker's submission has let them go to the device
         return
     error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
@@ -234,5 +235,5 @@ def _withdraw(queue: StreamQueue) -> None:
                 operation.detached = True
                 queue.append(operation)
     for follower in followers:
-        follower.host_queue.pump()
+        follower.rare.host_queue.pump()
         follower.attend()

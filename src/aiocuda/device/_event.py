@@ -17,8 +17,7 @@ from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
-    from .._core import Lease
-    from ..completion._stream_queue import StreamQueue
+    from .._core import Lease, Ring
 
 __all__ = ["Event", "record_event"]
 
@@ -85,14 +84,14 @@ class Event(ProcessLocal):
 
             operation.on_settled = passed
 
-    def _record(self, queue: StreamQueue) -> StreamOperation[None]:
+    def _record(self, queue: Ring) -> StreamOperation[None]:
         """Record it after all work of the queue. Waits for an earlier record of it are not affected."""
         lease = self._check()
         if self._operation is not None:
             lease = self._device_state.leases.take(self.timing)  # first: if that fails, this loan goes on unchanged
             self._give_back()
             self._borrow(lease)
-        self._operation = queue.enqueue_record(lease, self)
+        self._operation = queue.rare.enqueue_record(lease, self)
         expected, self._expected = self._expected, None
         for call in expected or ():
             call(self._operation)

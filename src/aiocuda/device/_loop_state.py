@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from .._base._failure import Failure, raisable
 from .._base._log import log
+from .._core import Ring
 from ..completion._device_state import DeviceState
 from ..completion._idle_moment import IDLE_SECONDS, log_not_idle
 from ..completion._jobs import Finish
@@ -21,7 +22,6 @@ from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
 from ..completion._round_trips import RoundTripWatch
 from ..completion._stream_operation import StreamOperation
-from ..completion._stream_queue import StreamQueue
 from ..completion._submission import submitting
 from ..errors import ClosedError
 from ..kernels import Kernel
@@ -65,9 +65,9 @@ class LoadGate:
     def __init__(self) -> None:
         self._error: BaseException | None = None
         self._loaded = False
-        self._waiting: dict[StreamQueue, None] = {}
+        self._waiting: dict[Ring, None] = {}
 
-    def wanted_by(self, queue: StreamQueue) -> LoadGate:
+    def wanted_by(self, queue: Ring) -> LoadGate:
         """Wake this queue when the kernel is loaded."""
         self._waiting[queue] = None
         return self
@@ -77,7 +77,7 @@ class LoadGate:
         self._loaded = True
         self._error = error
         for queue in self._waiting:
-            queue.host_queue.pump()
+            queue.rare.host_queue.pump()
             queue.attend()
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
@@ -102,7 +102,7 @@ class LoopState:
         self.reactor = reactor
         self.staging = staging  #: pinned memory for staged copies
         #: The open streams. A dict and not a set, so that a simulation visits them in the same order each time.
-        self.queues: dict[StreamQueue, None] = {}
+        self.queues: dict[Ring, None] = {}
         self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
         #: Finds slow ways to use the streams. Made in the first pass of the watchdog; None if that is disabled, or if
@@ -126,7 +126,7 @@ class LoopState:
         self.round_trip_watch.look(self.reactor)
         self._queue_watch.look(self.reactor)
 
-    def ping_stream(self, open_queue: Callable[[], StreamQueue]) -> PingStream:
+    def ping_stream(self, open_queue: Callable[[], Ring]) -> PingStream:
         """Return the stream of `Device.ping` in this loop, which the first call opens."""
         if self._ping_stream is None:
             self._ping_stream = PingStream(open_queue())
@@ -207,7 +207,7 @@ class LoopState:
             source.refuse()
         for queue in tuple(self.queues):
             if not queue.closed:
-                queue.refuse(draining=True)
+                queue.rare.refuse(draining=True)
 
     @property
     def expects_work(self) -> bool:
@@ -237,7 +237,7 @@ class LoopState:
             if self.round_trip_watch is not None:
                 stack.callback(self.round_trip_watch.close, self.reactor)
             for queue in reversed(self.queues):
-                stack.callback(queue.orphan)
+                stack.callback(lambda each: each.rare.orphan(), queue)  # it holds the queue
 
 
 class LoopStates:
@@ -281,7 +281,7 @@ class LoopStates:
         """Return a loop's state, or None if it has none."""
         return self._loop_states.get(loop)
 
-    def lists(self, queue: StreamQueue) -> bool:
+    def lists(self, queue: Ring) -> bool:
         """True until the queue's stream is destroyed, or its loop's state has ended."""
         loop_state = self._loop_states.get(queue.loop)
         return loop_state is not None and queue in loop_state.queues
@@ -328,7 +328,7 @@ class LoopStates:
         try:
             for queue, operation in list(block.uses.items()):
                 if not operation.is_settled and queue.loop is reactor.loop:
-                    await queue.settle()
+                    await queue.rare.settle()
             while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
                 await asyncio.sleep(TICK)
         except asyncio.CancelledError:
@@ -385,10 +385,10 @@ class LoopStates:
 
     def _reclaim(self, loop_state: LoopState) -> None:
         for queue in list(loop_state.queues):
-            if queue.has_device_finished():
+            if queue.rare.has_device_finished():
                 del loop_state.queues[queue]  # first: a stream that the driver refuses is not offered to it again
                 self._memory.release(queue)
-                queue.reclaim()
+                queue.rare.reclaim()
         if not loop_state.queues and not loop_state.blocking():
             self._dead.pop(loop_state, None)
             loop_state.staging.close()
@@ -406,7 +406,7 @@ class LoopStates:
         """True if streams of other loops have unfinished operations. Of loops that have stopped, ask the driver."""
         here = asyncio._get_running_loop()
         return any(
-            not queue.idle if loop_state.reactor.loop.is_running() else not queue.has_device_finished()
+            not queue.idle if loop_state.reactor.loop.is_running() else not queue.rare.has_device_finished()
             for loop_state in self
             if loop_state.reactor.loop is not here
             for queue in tuple(loop_state.queues)
@@ -426,7 +426,9 @@ class LoopStates:
     def unfinished(self) -> bool:
         """True if the device has unfinished work of any loop. Asks the driver, and wakes no waiter."""
         return any(
-            not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
+            not queue.rare.has_device_finished()
+            for loop_state in [*self, *self._dead]
+            for queue in tuple(loop_state.queues)
         )
 
     def counts(self) -> dict[str, int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from .._core import DONE
+from .._core import DONE, Ring
 from ..completion._stream_operation import StreamOperation
-from ..completion._stream_queue import StreamQueue
 
 __all__ = ["PingStream"]
 
@@ -20,7 +19,7 @@ class PingStream:
 
     __slots__ = ("_marker", "_queue")
 
-    def __init__(self, queue: StreamQueue) -> None:
+    def __init__(self, queue: Ring) -> None:
         self._queue = queue
         self._marker: StreamOperation[None] | None = None
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from .._base._collections import COLLECTIONS
 from .._base._shutdown import DrainDeadline
 from .._base._types import DeviceProperties
+from .._core import Ring
 from ..completion._device_state import DeviceState
 from ..completion._queue import Queue, own_queue
 from ..completion._reactor import Reactor
 from ..completion._stream_operation import StreamOperation
-from ..completion._stream_queue import StreamQueue
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -136,7 +136,7 @@ class DeviceResources:
         self.imports = StreamImports(device_state, self.loop_states, self.streams)
         self.checker: Checker | None = None  #: finds unordered accesses, if the device was opened with ``check=True``
         #: Makes later work of a queue wait, on the device, for an unfinished operation of another stream.
-        self.follow: Callable[[Any, StreamOperation[Any]], None] = StreamQueue.follow
+        self.follow: Callable[[Any, StreamOperation[Any]], None] = Ring.follow
         self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
         #: The tasks of all loops that run functions which the end of the device waits for.
         self.functions: set[Task[Any]] = set()

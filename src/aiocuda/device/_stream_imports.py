@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .._core import Ring
 from ..completion._device_state import DeviceState
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import new_queue
 from ..errors import InvalidTypeError, WrongLoopError
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
@@ -21,15 +22,15 @@ class StreamImports:
         self._loop_states = loop_states
         self._streams = streams
 
-    def import_queue(self, loop_state: LoopState, handle: int) -> StreamQueue:
+    def import_queue(self, loop_state: LoopState, handle: int) -> Ring:
         """Return a new queue of another library's stream. It is closed once it is unreferenced and idle."""
         self._streams.forget_dropped(loop_state)
         self._device_state.driver.stream_import(self._device_state.device, handle)
-        queue = StreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
+        queue = new_queue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
         loop_state.queues[queue] = None
         return queue
 
-    def queue_of(self, handle: int) -> StreamQueue:
+    def queue_of(self, handle: int) -> Ring:
         """Return the queue of a stream by CUDA's handle: an existing one, else a newly imported one.
 
         Raises
@@ -41,11 +42,11 @@ class StreamImports:
         has_handle = self._device_state.driver.stream_has_handle
         for loop_state in self._loop_states:
             for queue in tuple(loop_state.queues):
-                if queue.ended or (queue.imported and loop_state is not here):
+                if queue.ended or (queue.rare.imported and loop_state is not here):
                     continue
-                if not (queue.imported or self._device_state.asynchronous):
+                if not (queue.rare.imported or self._device_state.asynchronous):
                     continue  # the default stream is not one that aiocuda has made: it is imported
-                if queue.handle == handle if queue.imported else has_handle(queue.handle, handle):
+                if queue.handle == handle if queue.rare.imported else has_handle(queue.handle, handle):
                     if loop_state is not here:
                         raise WrongLoopError(f"{queue.name} belongs to another event loop: name a stream of this one")
                     return queue

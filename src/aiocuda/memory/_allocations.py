@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 if TYPE_CHECKING:
-    from ..completion._stream_queue import StreamQueue
+    from .._core import Ring
     from ._block import Block
 
 __all__ = ["Allocations", "HasAllocations"]
@@ -50,7 +50,7 @@ class HasAllocations(Protocol):
     """An `aiocuda.Stream`, whose package lies above this one."""
 
     @property
-    def _queue(self) -> StreamQueue: ...
+    def _queue(self) -> Ring: ...
 
     @property
     def _allocations(self) -> Allocations: ...

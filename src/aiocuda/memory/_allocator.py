@@ -25,10 +25,9 @@ from .._base._failure import raisable
 from .._base._log import log
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
-from .._core import SHARED, MemoryFields
+from .._core import SHARED, MemoryFields, Ring
 from ..completion._device_state import DeviceState
 from ..completion._idle_moment import log_not_idle
-from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, CleanupWarning, DeviceFault, DeviceOutOfMemory, InvalidTypeError, WrongDeviceError
 from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
@@ -104,7 +103,7 @@ class DeviceMemory(MemoryFields):
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
-    def empty(self, queue: StreamQueue, shape: object, dtype: npt.DTypeLike, *, marked: bool = True) -> DeviceBuffer:
+    def empty(self, queue: Ring, shape: object, dtype: npt.DTypeLike, *, marked: bool = True) -> DeviceBuffer:
         """Return a buffer that work enqueued on the queue from now on may use.
 
         An event is recorded after the allocation, on an idle stream too: CUDA requires that other streams wait for it.
@@ -164,7 +163,7 @@ class DeviceMemory(MemoryFields):
     def _trimmed(self, allocate: Callable[[], T], nbytes: int) -> T:
         return self._supply.trimmed(allocate, nbytes, self.live_bytes, self.device_state.properties.name)
 
-    def _free_unmarked(self, block: Block, queue: StreamQueue) -> None:
+    def _free_unmarked(self, block: Block, queue: Ring) -> None:
         """Free a new block and raise the error, if no event could be recorded after its allocation.
 
         Other streams could not wait for the allocation, so the block is freed in its own stream.
@@ -188,7 +187,7 @@ class DeviceMemory(MemoryFields):
 
     # -- free ----------------------------------------------------------------------------------------------------
 
-    def free(self, block: Block, queue: StreamQueue | None) -> None:
+    def free(self, block: Block, queue: Ring | None) -> None:
         """Free a block after all work that uses it."""
         if queue is None and self.give(block):
             return
@@ -260,18 +259,18 @@ class DeviceMemory(MemoryFields):
             self.free(block, None)
         return sum(block.nbytes for block in blocks)
 
-    def owns(self, queue: StreamQueue) -> bool:
+    def owns(self, queue: Ring) -> bool:
         """True for a stream of this device, by any opening of it: all openings share the streams and the memory."""
         return queue.device_state.driver is self.driver and queue.device_state.device == self.device_state.device
 
-    def _try_free(self, block: Block, queue: StreamQueue | None) -> bool:
+    def _try_free(self, block: Block, queue: Ring | None) -> bool:
         """Free in the queue's order, if every operation that uses the block has an event to wait for."""
         unfinished = block.unfinished()
         before = [(operation, operation.lease) for operation in unfinished] if unfinished else ()
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would reach the device after the free
-        if queue is not None and (queue.ended or queue.obstacles & SHARED) and not queue.takes_frees():
+        if queue is not None and (queue.ended or queue.obstacles & SHARED) and not queue.rare.takes_frees():
             queue = None  # then its own operations are waited for like those of other queues
         stream = self._stream_of_our_own() if queue is None else queue.handle
         kept = None if queue is None else queue.last_work()
@@ -358,10 +357,10 @@ class DeviceMemory(MemoryFields):
             return True  # freed with its device; and no stream may be made any more
         home = record[1]
         if allocation_event is not None and not allocation_event.is_settled:
-            if not allocation_event.queue.takes_frees():
+            if not allocation_event.queue.rare.takes_frees():
                 return False  # closed, or being captured: free the block once the allocation has passed
             self._deallocate(address, allocation_event.queue.handle, None)
-        elif home is not None and home.idle and home.takes_frees() and home.loop is reactor.loop:
+        elif home is not None and home.idle and home.rare.takes_frees() and home.loop is reactor.loop:
             self._deallocate(address, home.handle, home.last_work())  # an adaptor can allocate it again in that stream
         else:
             # Its own stream may be busy, and the memory would be available later.
@@ -501,7 +500,7 @@ class DeviceMemory(MemoryFields):
         log("info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed, keep_bytes=kept)
         return freed
 
-    def release(self, queue: StreamQueue) -> None:
+    def release(self, queue: Ring) -> None:
         """Free the memory that adaptors keep for a stream, which is about to be destroyed."""
         self._supply.release(queue)
 

@@ -14,8 +14,8 @@ from ._accesses import Ranges
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .._core import Ring
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ._region import Region
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse"]
@@ -99,14 +99,14 @@ class Block(BlockFields):
         self.region = None
         self.ready = True
 
-    def forget(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def forget(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Refer to an operation that has passed no longer: its result may be a buffer of the block."""
         if self.uses.get(queue) is operation:
             del self.uses[queue]
         if self.allocation_event is operation:
             self.allocation_event = None
 
-    def used_by_peer(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def used_by_peer(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Record a copy from or to the block by a queue of another device."""
         if self.peers is None:
             self.peers = {}
@@ -116,7 +116,7 @@ class Block(BlockFields):
 
     def begin_external_use(self, use: ExternalUse) -> None:
         """Record a use by another library. It is its own key in `peers`."""
-        self.used_by_peer(cast("StreamQueue", use), cast("StreamOperation[Any]", use))
+        self.used_by_peer(cast("Ring", use), cast("StreamOperation[Any]", use))
 
     @property
     def is_exported(self) -> bool:
@@ -129,7 +129,7 @@ class Block(BlockFields):
         """The other library has released the block."""
         use.end()
         if self.peers is not None:
-            self.peers.pop(cast("StreamQueue", use), None)
+            self.peers.pop(cast("Ring", use), None)
 
     @property
     def is_kept(self) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ._block import Block
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["SWEEP_LIMIT", "DeferredFree", "DeferredFrees"]
 
@@ -68,7 +68,7 @@ class DeferredFree:
 
     __slots__ = ("_user", "block", "queue")
 
-    def __init__(self, block: Block, queue: StreamQueue | None) -> None:
+    def __init__(self, block: Block, queue: Ring | None) -> None:
         self.block = block
         self.queue = queue
         self._user: StreamOperation[Any] | None = None

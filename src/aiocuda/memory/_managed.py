@@ -28,9 +28,8 @@ from ._resource import MemoryResource, Reservation, unreserve
 
 if TYPE_CHECKING:
     from .._base._types import DeviceProperties
-    from .._core import Operation
+    from .._core import Operation, Ring
     from ..completion._reactor import Reactor
-    from ..completion._stream_queue import StreamQueue
     from ._allocator import DeviceMemory
     from .interchange._exports import Exports
 
@@ -263,7 +262,7 @@ class ManagedPool:
 
     # -- free ----------------------------------------------------------------------------------------------------
 
-    def free(self, block: Block, queue: StreamQueue | None) -> None:
+    def free(self, block: Block, queue: Ring | None) -> None:
         """Free a block once everything that uses it has passed. ``queue`` is only checked."""
         assert isinstance(block, ManagedBlock)
         if queue is not None and not self._memory.owns(queue):

@@ -12,9 +12,8 @@ from .._base._wakeups import Wakes
 from ..completion._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
-    from .._core import Operation
+    from .._core import Operation, Ring
     from ..completion._reactor import Reactor
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
 
 __all__ = ["PinGate", "Region"]
@@ -120,7 +119,7 @@ class PinGate:
 
     __slots__ = ("_queue", "_region", "_registered")
 
-    def __init__(self, region: Region, queue: StreamQueue) -> None:
+    def __init__(self, region: Region, queue: Ring) -> None:
         self._region = region
         self._queue = queue
         self._registered = False
@@ -137,7 +136,7 @@ class PinGate:
 
     def _pump(self) -> None:
         """Submit the operations that waited."""
-        self._queue.host_queue.pump()
+        self._queue.rare.host_queue.pump()
         self._queue.attend()
 
     def failure(self) -> Failure | None:

@@ -16,10 +16,9 @@ from typing import Any
 from weakref import ref
 
 from .._base._failure import Failure, raisable
-from .._core import DONE, STAGING, Estimate
+from .._core import DONE, STAGING, Estimate, Ring
 from ..completion._reactor import Reactor
 from ..completion._stream_operation import StreamOperation
-from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError
 from ._copy_watch import CopyWatch
 from ._pinned import PinnedPool
@@ -209,7 +208,7 @@ class StagingBuffers:
 
 def stage_up(
     buffers: StagingBuffers,
-    queue: StreamQueue,
+    queue: Ring,
     target: int,
     source: int,
     nbytes: int,
@@ -230,12 +229,12 @@ def stage_up(
         return operation
     if buffers.copy_watch is not None:
         buffers.copy_watch.count(nbytes)
-    return queue.enqueue_gated("upload", _Upload(buffers, queue, "upload", target, source, nbytes), None, (), keep)
+    return queue.rare.enqueue_gated("upload", _Upload(buffers, queue, "upload", target, source, nbytes), None, (), keep)
 
 
 def stage_down(
     buffers: StagingBuffers,
-    queue: StreamQueue,
+    queue: Ring,
     target: int,
     source: int,
     nbytes: int,
@@ -266,10 +265,10 @@ def stage_down(
     if buffers.copy_watch is not None:
         buffers.copy_watch.count(nbytes)
     download = _Download(buffers, queue, "download", target, source, nbytes)
-    return queue.enqueue_gated("download", download, None, (), keep, copy_out=download.copy_out)
+    return queue.rare.enqueue_gated("download", download, None, (), keep, copy_out=download.copy_out)
 
 
-def _small_buffer(buffers: StagingBuffers, queue: StreamQueue, nbytes: int) -> int | None:
+def _small_buffer(buffers: StagingBuffers, queue: Ring, nbytes: int) -> int | None:
     """Return a small buffer if the copy fits one and one is free; raise if a shared stream would need chunks."""
     queue.check()
     small = buffers.take_small() if nbytes <= SMALL_BYTES else None
@@ -334,9 +333,7 @@ class StagedCopy(abc.ABC):
 
     operation: StreamOperation[Any]
 
-    def __init__(
-        self, buffers: StagingBuffers, queue: StreamQueue, kind: str, target: int, source: int, nbytes: int
-    ) -> None:
+    def __init__(self, buffers: StagingBuffers, queue: Ring, kind: str, target: int, source: int, nbytes: int) -> None:
         self.buffers = buffers
         self.queue = queue
         self.nbytes = nbytes
@@ -386,7 +383,7 @@ class StagedCopy(abc.ABC):
     def fail(self, error: BaseException) -> None:
         """Fail the operation: no chunk buffer could be locked."""
         self.error = error
-        self.queue.host_queue.pump()
+        self.queue.rare.host_queue.pump()
 
     def _begin_time(self) -> None:
         """Note that the host begins to work on the copy."""
@@ -422,10 +419,10 @@ class StagedCopy(abc.ABC):
             passed()
 
         self.chunks += 1
-        self.queue.submit_chunk(call, arguments, self.estimate, chunk_passed, self._keep)
+        self.queue.rare.submit_chunk(call, arguments, self.estimate, chunk_passed, self._keep)
         self._left -= nbytes
         if self._left == 0:
-            self.queue.host_queue.pump()
+            self.queue.rare.host_queue.pump()
         self.queue.reactor.plan(self.queue)
 
 
@@ -452,7 +449,7 @@ class _Upload(StagedCopy):
             self.error = error
         if self.dropped:
             self.buffers.return_chunk(region)
-            self.queue.host_queue.pump()
+            self.queue.rare.host_queue.pump()
             return
         self._submit_chunk(
             self.queue.device_state.driver.upload,
@@ -469,9 +466,7 @@ class _Download(StagedCopy):
 
     __slots__ = ("_copying", "_ending", "_missing")
 
-    def __init__(
-        self, buffers: StagingBuffers, queue: StreamQueue, kind: str, target: int, source: int, nbytes: int
-    ) -> None:
+    def __init__(self, buffers: StagingBuffers, queue: Ring, kind: str, target: int, source: int, nbytes: int) -> None:
         super().__init__(buffers, queue, kind, target, source, nbytes)
         self._missing = nbytes  # bytes that are not in the target
         self._copying = 0  # threads that write the target now
@@ -511,7 +506,7 @@ class _Download(StagedCopy):
         if self._missing == 0:
             self._end_time()
         if self._ending and self._is_copied_out:
-            self.queue.copied_out(self.operation, self.error)
+            self.queue.rare.copied_out(self.operation, self.error)
 
     @property
     def _is_copied_out(self) -> bool:

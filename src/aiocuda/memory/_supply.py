@@ -13,8 +13,8 @@ from ._resource import MemoryResource, PoolResource, chain, is_resource
 from .adaptors._sizes import SizeClassResource
 
 if TYPE_CHECKING:
+    from .._core import Ring
     from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
 
 __all__ = ["AnyResource", "Kept", "Supply"]
 
@@ -143,7 +143,7 @@ class Supply:
         self.kept.clear()  # the pool has received these addresses
         return max(0, before - self.pool.reserved_bytes)
 
-    def release(self, queue: StreamQueue) -> None:
+    def release(self, queue: Ring) -> None:
         """Free the memory that is kept for a stream, which is about to be destroyed, and forget its records."""
         stream = queue.handle
         kept = self.free_lists.tables()[0].get(stream, {})

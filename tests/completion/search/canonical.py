@@ -111,7 +111,7 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
                 system.names.get(queue.watch.target),
                 None if queue.watch.armed is None else system.names.get(queue.watch.armed.id),
                 len(queue.pending),
-                len(queue.host_queue.entries),
+                len(queue.rare.host_queue.entries),
                 tuple(map(_item_state, items)),
             )
             for queue, items in zip(client.queues, client.items, strict=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from aiocuda._core import Ring
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_operation import StreamOperation
-from aiocuda.completion._stream_queue import StreamQueue
+from aiocuda.completion._stream_queue import new_queue
 from aiocuda.device._loop_state import LoopState
 from tests.completion.search.scripted import ScriptedLoop
 
@@ -45,12 +46,12 @@ class Client:
 
     def _open(self, system: WakeupSystem, first: int, producers: int, items: int) -> None:
         self.reactor = Reactor(system.device_state, self.loop)
-        self.queues: list[StreamQueue] = []
+        self.queues: list[Ring] = []
         self.items: list[list[Item]] = []
         self.loop_state = LoopState(self.reactor, cast("Any", None))
         for number in range(first, first + producers):
             letter = "ABCD"[number]
-            queue = StreamQueue(self.reactor, system.driver.open(number), letter)
+            queue = new_queue(self.reactor, system.driver.open(number), letter)
             self.queues.append(queue)
             self.loop_state.queues[queue] = None
             self.items.append([Item(f"{letter}{index + 1}") for index in range(items)])

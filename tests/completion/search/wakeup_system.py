@@ -25,8 +25,8 @@ import asyncio
 from collections.abc import Hashable
 from typing import Any, cast
 
+from aiocuda._core import Ring
 from aiocuda.completion._device_state import DeviceState
-from aiocuda.completion._stream_queue import StreamQueue
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import ClosedError
 from tests.completion.search import canonical, checks
@@ -146,12 +146,12 @@ class WakeupSystem:
             for notification in self.driver.notifications
         )
 
-    def _produce(self, item: Item, queue: StreamQueue) -> None:
+    def _produce(self, item: Item, queue: Ring) -> None:
         loop = cast("ScriptedLoop", queue.loop)
         item.task = loop.create_task(self._consume(item, queue), name=item.name)
         loop.run(loop.ready.pop())
 
-    async def _consume(self, item: Item, queue: StreamQueue) -> None:
+    async def _consume(self, item: Item, queue: Ring) -> None:
         closed = queue.closed
         try:
             operation = item.operation = queue.enqueue("launch", None, self.driver.work, (queue.handle,))
@@ -227,9 +227,9 @@ class WakeupSystem:
     def _reclaim(self) -> None:
         loop_state = self.clients[0].loop_state
         for queue in list(loop_state.queues):
-            if queue.has_device_finished():
+            if queue.rare.has_device_finished():
                 del loop_state.queues[queue]
-                queue.reclaim()
+                queue.rare.reclaim()
 
     # -- conditions
 

@@ -6,10 +6,9 @@ import asyncio
 from typing import Any
 
 from ..._base._failure import Failure, raisable
-from ..._core import Estimate
+from ..._core import Estimate, Ring
 from ...completion._reactor import Reactor
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue
 from .._resources import DeviceResources
 from ._nodes import GraphNode
 
@@ -32,7 +31,7 @@ class ExecutableGraph:
         self._nodes: list[GraphNode] = list(nodes)  # as the driver has them
         self._applied: tuple[GraphNode, ...] | None = nodes  # the same, if all of them came from one launch
         self._handle: int | None = None
-        self._waiting: dict[StreamQueue, None] = {}
+        self._waiting: dict[Ring, None] = {}
         self._futures: list[asyncio.Future[None]] = []
         self.built = False
         self.estimate = Estimate()
@@ -77,7 +76,7 @@ class ExecutableGraph:
         self.built, self.error = error is None, error
         waiting, self._waiting = self._waiting, {}
         for queue in waiting:
-            queue.host_queue.pump()
+            queue.rare.host_queue.pump()
             queue.attend()
         futures, self._futures = self._futures, []
         for future in futures:
@@ -93,7 +92,7 @@ class ExecutableGraph:
         if self.error is not None:
             raise raisable(self.error)
 
-    def wanted_by(self, queue: StreamQueue) -> ExecutableGraph:
+    def wanted_by(self, queue: Ring) -> ExecutableGraph:
         """Wake this queue when it is built."""
         self._waiting[queue] = None
         return self

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
 from ..._base._types import ProcessLocal, SourceLine
-from ..._core import QUEUED, Operation, new_operation
+from ..._core import QUEUED, Operation, Ring, new_operation
 from ...completion._gates import Every, Gate, Submitted
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue, stream_queue
+from ...completion._stream_queue import stream_queue
 from ...driver.protocol import KernelNode, check_update
 from ...errors import (
     BusyError,
@@ -52,7 +52,7 @@ class CapacityGate:
 
     __slots__ = ("_nodes", "_queue")
 
-    def __init__(self, queue: StreamQueue, nodes: int) -> None:
+    def __init__(self, queue: Ring, nodes: int) -> None:
         self._queue = queue
         self._nodes = nodes
 
@@ -89,9 +89,9 @@ class GraphWriter:
     def __init__(self) -> None:
         self.id = 0
         self.ranges: set[tuple[int, int]] = set()
-        self._launches: dict[StreamQueue, StreamOperation[Any]] = {}  # the newest of each stream
+        self._launches: dict[Ring, StreamOperation[Any]] = {}  # the newest of each stream
 
-    def launched(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def launched(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Note the newest launch of a stream."""
         self._launches[queue] = operation
         self.id = operation.id
@@ -135,7 +135,7 @@ class Graph(ProcessLocal):
     __slots__ = ("__weakref__", "_blocks", "_closed", "_home", "_last", "_nodes", "_resources", "_token", "_version",
                  "_writer", "_writes", "_writes_entered")  # fmt: skip
 
-    def __init__(self, resources: DeviceResources, queue: StreamQueue) -> None:
+    def __init__(self, resources: DeviceResources, queue: Ring) -> None:
         self._resources = resources
         self._home = queue
         self._token: object = None  # identifies the operations that were captured into it
@@ -248,7 +248,7 @@ class Graph(ProcessLocal):
         arguments = (queue.handle, nodes)
         operation: StreamOperation[None]
         if gates:
-            operation = queue.enqueue_gated("graph", Every(gates), executable.launch, arguments, version)
+            operation = queue.rare.enqueue_gated("graph", Every(gates), executable.launch, arguments, version)
         else:
             operation = new_operation(queue, "graph", executable.estimate, version)
             queue.submit(operation, executable.launch, arguments)
@@ -309,7 +309,7 @@ class Graph(ProcessLocal):
             raise
         return [] if gate is None else [gate]
 
-    def _launch_gates(self, queue: StreamQueue, version: GraphVersion) -> list[Gate]:
+    def _launch_gates(self, queue: Ring, version: GraphVersion) -> list[Gate]:
         """Return the gates of a launch, besides that of its memory."""
         executable, last, count = version.executable, self._last, len(version.nodes)
         gates: list[Gate] = []
@@ -322,7 +322,7 @@ class Graph(ProcessLocal):
             gates.append(CapacityGate(queue, count))
         return gates
 
-    def _check(self, queue: StreamQueue) -> GraphVersion:
+    def _check(self, queue: Ring) -> GraphVersion:
         """Return the present version. Raises if the graph cannot be launched on this queue."""
         version = self._version
         if self._closed:

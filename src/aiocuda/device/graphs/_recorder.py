@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 from ..._base._types import SourceLine
 from ..._base._wakeups import Waiters
-from ..._core import Operation, new_operation
+from ..._core import Operation, Ring, new_operation
 from ...completion._methods import METHODS, Refusal
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue, stream_queue
+from ...completion._stream_queue import stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer
 from .._resources import DeviceResources
@@ -49,7 +49,7 @@ class CapturedOperation(RecordedOperation[T_co]):
 
     @classmethod
     def of(
-        cls, recorder: Recorder, queue: StreamQueue, kind: str, after: tuple[int, ...], index: int | None
+        cls, recorder: Recorder, queue: Ring, kind: str, after: tuple[int, ...], index: int | None
     ) -> CapturedOperation[Any]:
         """Return what a method has recorded."""
         captured: CapturedOperation[Any] = new_operation(queue, kind, None, None, cls)
@@ -175,7 +175,7 @@ class Recorder:
         self.open = self.used = False  #: True inside the ``with`` block; True from the beginning of the block on
         self._heads: dict[Stream, tuple[int, ...]] = {}
         self._hooks: dict[Stream, StreamHook | None] = {}  # those of the streams when they are not captured
-        self._queues: list[StreamQueue] = []  # those that it has set to record
+        self._queues: list[Ring] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 

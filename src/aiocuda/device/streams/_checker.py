@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._base._types import SourceLine
-from ..._core import DONE
+from ..._core import DONE, Ring
 from ...completion._methods import METHODS, Access
 from ...completion._queue import Queue, own_queue
 from ...completion._stream_operation import StreamOperation, stream_operation
-from ...completion._stream_queue import StreamQueue, stream_queue
+from ...completion._stream_queue import stream_queue
 from ...errors import UnorderedAccessWarning
 from ...kernels import Kernel
 from ...memory._accesses import Accesses
@@ -126,7 +126,7 @@ class Checker:
 
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []
-        self._clocks: weakref.WeakKeyDictionary[StreamQueue, Clock] = weakref.WeakKeyDictionary()
+        self._clocks: weakref.WeakKeyDictionary[Ring, Clock] = weakref.WeakKeyDictionary()
         #: The operations that are alive, by their ids.
         self._stamps: dict[int, tuple[weakref.ref[StreamOperation[Any]], Stamp]] = {}
         self._host: dict[int, int] = {}  # the newest ticks that the host knows to be done; see also `_is_known`
@@ -136,7 +136,7 @@ class Checker:
         self._declarations = _Declarations()
         self._lock = threading.RLock()  # of the records; a finaliser that runs while it is held may enqueue work
 
-    def _clock(self, queue: StreamQueue) -> Clock:
+    def _clock(self, queue: Ring) -> Clock:
         clock = self._clocks.get(queue)
         if clock is None:
             clock = self._clocks.setdefault(queue, Clock(next(self._numbers), queue.name))
@@ -177,7 +177,7 @@ class Checker:
         known = self._numbers_of_queues()
         return {number: tick for number, tick in ticks.items() if number in known}
 
-    def wait(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
+    def wait(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Note that the stream waits for an operation of another stream."""
         known = self._stamps.get(id(operation))
         if known is not None:
@@ -185,16 +185,16 @@ class Checker:
         else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
             self.wait_for_all(queue, operation.queue)
 
-    def follow(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
-        """Do the same as `StreamQueue.follow`, and note the wait."""
+    def follow(self, queue: Ring, operation: StreamOperation[Any]) -> None:
+        """Do the same as `Ring.follow`, and note the wait."""
         queue.follow(operation)
         self.wait(queue, operation)
 
-    def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
+    def wait_for_all(self, queue: Ring, other: Ring) -> None:
         """Note that the stream waits for all work of another stream."""
         self._join(queue, self._clock(other).stamp())
 
-    def _join(self, queue: StreamQueue, stamp: Stamp) -> None:
+    def _join(self, queue: Ring, stamp: Stamp) -> None:
         clock = self._clock(queue)
         clock.join(stamp)
         clock.seen = self._without_gone(clock.seen)
@@ -302,7 +302,7 @@ class CheckingHook:
 
     __slots__ = ("_checker", "_queue")
 
-    def __init__(self, checker: Checker, queue: StreamQueue) -> None:
+    def __init__(self, checker: Checker, queue: Ring) -> None:
         self._checker = checker
         self._queue = queue
 

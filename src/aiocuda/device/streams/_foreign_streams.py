@@ -44,7 +44,7 @@ class ForeignStreams(Generic[T]):
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"this takes an aiocuda.Stream, not {stream!r}: device.stream() makes one")
         queue = stream._queue
-        made: T | None = queue.foreign.get(self)
+        made: T | None = queue.rare.foreign.get(self)
         if made is None and queue.driver.name != "cuda":
             return None
         fault = queue.driver.fault
@@ -53,5 +53,5 @@ class ForeignStreams(Generic[T]):
         if made is None:
             # From here on the stream is never destroyed, because the other library may use it at any time.
             handle = queue.driver.stream_handle(queue.handle)
-            made = queue.foreign[self] = self._make(handle, queue.device_state.device)
+            made = queue.rare.foreign[self] = self._make(handle, queue.device_state.device)
         return made

@@ -10,10 +10,9 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
-from ..._core import BoundLaunch, Estimate, LaunchFields, Operation
+from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring
 from ...completion._gates import Every
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
@@ -44,7 +43,7 @@ class Launches(LaunchFields):
     __slots__ = ("_access", "_queue", "_resources", "bound")
 
     def __init__(
-        self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess,
+        self, resources: DeviceResources, queue: Ring, access: MemoryAccess,
         bound: dict[Any, BoundLaunch] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -122,7 +121,7 @@ class Launches(LaunchFields):
             operation = queue.enqueue("launch", bound.estimate, bound.launcher, (values,), args)
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
-            operation = queue.enqueue_gated("launch", gate, bound.launcher, (values,), args, estimate=known)
+            operation = queue.rare.enqueue_gated("launch", gate, bound.launcher, (values,), args, estimate=known)
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1
@@ -177,7 +176,7 @@ class Launches(LaunchFields):
                 "is not loaded yet: `await device.load(kernel)` first"
             )
         both = load if pinned is None else Every((load, pinned))
-        operation = queue.enqueue_gated("launch", both, launch, (), args, estimate=Estimate(kernel.name))
+        operation = queue.rare.enqueue_gated("launch", both, launch, (), args, estimate=Estimate(kernel.name))
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1

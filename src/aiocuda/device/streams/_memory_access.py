@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..._core import Ring
 from ...completion._gates import Every, Gate
-from ...completion._stream_queue import StreamQueue
 from ...errors import ClosedError
 from ...kernels import Kernel
 from ...memory._block import MANY_USES, Block
@@ -22,7 +22,7 @@ class MemoryAccess:
 
     __slots__ = ("_queue", "_resources")
 
-    def __init__(self, resources: DeviceResources, queue: StreamQueue) -> None:
+    def __init__(self, resources: DeviceResources, queue: Ring) -> None:
         self._resources = resources
         self._queue = queue
 
@@ -64,7 +64,7 @@ class MemoryAccess:
         Raise `ClosedError` if that device is being closed; not if it is the base of the stream.
         """
         queue, device_state = self._queue, memory.owner.device_state
-        if device_state.closing and queue.base is not device_state:
+        if device_state.closing and queue.rare.base is not device_state:
             raise ClosedError(
                 f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
             )

@@ -18,7 +18,7 @@ def flushed(queue: Queue) -> Awaitable[object] | None:
     A cancellation of the wait is raised when the wait ends: another library must not overtake that work.
     """
     # Not until the host queue is empty: other tasks may go on to fill it. Their later work may come later.
-    return finish_shielded(own_queue(queue).flush()) if queue.on_host else None
+    return finish_shielded(own_queue(queue).rare.flush()) if queue.on_host else None
 
 
 def end_step(queue: Queue) -> None:
@@ -29,9 +29,9 @@ def end_step(queue: Queue) -> None:
     own = own_queue(queue)
     if asyncio._get_running_loop() is not own.loop or own.ended or own.driver.fault is not None:
         return
-    if own.is_captured():
+    if own.rare.is_captured():
         raise BusyError(
             f"{own.name} is being captured into a graph, and other tasks would enqueue on it: end the capture before "
             "the await"
         )
-    own.mark_end()
+    own.rare.mark_end()

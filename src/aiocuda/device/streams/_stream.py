@@ -23,9 +23,8 @@ from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
-from ..._core import INSTANT, EnqueuingStream, Operation
+from ..._core import INSTANT, EnqueuingStream, Operation, Ring, nothing
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
 from ...memory._allocations import Allocations
@@ -96,7 +95,7 @@ class Stream(EnqueuingStream, Owner):
     _scope: Scope | None = None  # for the end
 
     def __init__(
-        self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
+        self, resources: DeviceResources, queue: Ring, priority: Priority, opened_at: str, owner: object = None
     ) -> None:
         self.device: Device = resources.device  #: the device that it belongs to
         self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
@@ -111,8 +110,8 @@ class Stream(EnqueuingStream, Owner):
         self._launches = Launches(resources, queue, self._access)
         self._transfers = Transfers(resources, queue, self._access)
         self._submissions = Submissions(queue, self._access)
-        queue.set_stream(self)
-        queue.opened_at = opened_at
+        queue.rare.set_stream(self)
+        queue.rare.opened_at = opened_at
 
     def _put_hook(self, hook: StreamHook | None) -> StreamHook | None:
         """Run this hook in place of the methods from now on. Return the former one."""
@@ -309,7 +308,7 @@ class Stream(EnqueuingStream, Owner):
             if operation is None or failure is None or failure.delivered:
                 return queue.enqueue("wait", INSTANT, nothing, ())
         operation.queue.check_loop()
-        return queue.wait(operation)
+        return queue.rare.wait(operation)
 
     def _last_work(self) -> StreamOperation[Any] | None:
         """Return the operation to wait for in order to wait for all work of this stream; None if nothing is left."""
@@ -438,9 +437,9 @@ class Stream(EnqueuingStream, Owner):
         """
         return (0, self._export(_handle_of_cuda))
 
-    def _export(self, handle_of_queue: Callable[[StreamQueue], int]) -> int:
+    def _export(self, handle_of_queue: Callable[[Ring], int]) -> int:
         self._queue.check()
-        if self._queue.host_queue.entries:
+        if self._queue.rare.host_queue.entries:
             raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
         export = functools.partial(handle_of_queue, self._queue)
         return export() if self._hook is None else self._hook.call("__cuda_stream__", export)
@@ -486,7 +485,7 @@ class Stream(EnqueuingStream, Owner):
         """
         nbytes = as_integer(nbytes)
         check_integer(nbytes, "nbytes")
-        self._queue.record_memory(nbytes)
+        self._queue.rare.record_memory(nbytes)
 
     def statistics(self) -> StreamStatistics:
         """Return counts of the stream's work so far."""
@@ -532,7 +531,7 @@ class Stream(EnqueuingStream, Owner):
 
     def _unfinished(self) -> int:
         queue = self._queue
-        return 0 if queue.ended or queue.idle else len(queue.pending) + len(queue.host_queue)
+        return 0 if queue.ended or queue.idle else len(queue.pending) + len(queue.rare.host_queue)
 
     async def _drain(self) -> None:
         await self._resources.streams.drain([self._queue])
@@ -558,13 +557,13 @@ class Stream(EnqueuingStream, Owner):
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             await self.aclose()
-            self._queue.unseen.raise_it()
+            self._queue.rare.unseen.raise_it()
         elif not self._queue.ended:
             await self._life().leave(self)
 
     def __del__(self) -> None:
         queue = getattr(self, "_queue", None)
-        if queue is not None and not queue.closed and not queue.imported and not self._resources.closed:
+        if queue is not None and not queue.closed and not queue.rare.imported and not self._resources.closed:
             if not self._is_owned:
                 warnings.warn(
                     f"unclosed {self!r}, opened at {self._opened_at}: {_CURE}",
@@ -574,7 +573,7 @@ class Stream(EnqueuingStream, Owner):
                 )
             self._report_left_open(queue)
 
-    def _report_left_open(self, queue: StreamQueue) -> None:
+    def _report_left_open(self, queue: Ring) -> None:
         """Log that the stream was left open, on its loop: the garbage collector may run anywhere, also in a handler."""
         name, device, opened_at = self.name, self.device.name, str(self._opened_at)
 
@@ -614,17 +613,17 @@ class StreamView(Stream):
 
     def _replace_stream(self) -> None:
         """Let operations name this object as their stream, from now on."""
-        self._queue.set_stream(self)
+        self._queue.rare.set_stream(self)
 
     def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed
 
 
-def _handle(queue: StreamQueue) -> int:
+def _handle(queue: Ring) -> int:
     return queue.driver.stream_handle(queue.handle)
 
 
-def _handle_of_cuda(queue: StreamQueue) -> int:
+def _handle_of_cuda(queue: Ring) -> int:
     if queue.driver.name != "cuda":
         raise UnsupportedError(
             f"{queue.name} belongs to the {queue.driver.name} driver and is no stream of CUDA: open the device with "
@@ -639,7 +638,7 @@ def owned(stream: Stream, made_at: SourceLine | None = None) -> Stream:
 
 
 def _new_stream(
-    resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, owner: object = None
+    resources: DeviceResources, queue: Ring, priority: Priority, opened_at: str, owner: object = None
 ) -> Stream:
     kind = Stream if resources.checker is None else CheckedStream
     return kind(resources, queue, priority, opened_at, owner)
@@ -656,7 +655,7 @@ def open_stream(
     device closes, the stream may use its memory.
     """
     queue = resources.streams.open(loop_state, priority, name)
-    queue.base = None if base is None else base.device_state
+    queue.rare.base = None if base is None else base.device_state
     return _new_stream(resources, queue, priority, opened_at)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..._base._checks import is_coroutine_function, is_function, is_plain
 from ..._base._user_code import function_name
+from ..._core import Ring
 from ...completion._gates import Every, Gate
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue
 from ...completion._submission import Submission
 from ...errors import InvalidTypeError
 from ...memory._buffer import DeviceBuffer, block_of
@@ -36,7 +36,7 @@ class Submissions:
 
     __slots__ = ("_access", "_on_host", "_queue")
 
-    def __init__(self, queue: StreamQueue, access: MemoryAccess) -> None:
+    def __init__(self, queue: Ring, access: MemoryAccess) -> None:
         self._queue = queue
         self._access = access
         self._on_host = not queue.driver.wants_image  # there the libraries compute on the host, too
@@ -55,7 +55,7 @@ class Submissions:
             Called with the result when the device has finished, unless it is None. Only on a GPU.
         """
         queue = self._queue
-        limit = queue.submissions
+        limit = queue.rare.submissions
         name = name or function_name(function)
         submission = Submission(queue, function, args, kwargs, name, on_result)
         gate: Gate = submission if self._on_host else limit
@@ -66,7 +66,7 @@ class Submissions:
             gate = gate if locked is None else Every((locked, gate))
         run = submission.finish if self._on_host else submission.run
         estimate = limit.estimates.get(name) or limit.new_estimate(name)
-        operation = queue.enqueue_submission(run, gate, submission, estimate)
+        operation = queue.rare.enqueue_submission(run, gate, submission, estimate)
         for memory in blocks:
             memory.uses[queue] = operation
         return operation

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
-from ..._core import CLOSED, DONE, BoundCopy, Estimate, new_operation
+from ..._core import CLOSED, DONE, BoundCopy, Estimate, Ring, new_operation, nothing
 from ...completion._extra import Extra
 from ...completion._stream_operation import StreamOperation, check_awaited
-from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._allocations import Allocations
 from ...memory._block import Block
@@ -47,7 +46,7 @@ class Transfers:
                  "_resources", "_staging", "allocations", "bytes_copied", "bytes_downloaded", "bytes_uploaded",
                  "copies", "downloads", "fills", "uploads")  # fmt: skip
 
-    def __init__(self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess) -> None:
+    def __init__(self, resources: DeviceResources, queue: Ring, access: MemoryAccess) -> None:
         self._resources = resources
         self._driver = resources.driver
         self._queue = queue
@@ -288,7 +287,7 @@ class Transfers:
             )  # `enqueue`, with one call less
             queue.submit(operation, call, arguments)
         else:
-            operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
+            operation = queue.rare.enqueue_gated(kind, gate, call, arguments, keep)
         pinned.uses[queue] = operation
         return operation
 

@@ -17,11 +17,10 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import INTERNAL
+from ..._core import INTERNAL, Ring
 from ...completion._device_state import DeviceState
 from ...completion._reactor import Reactor
 from ...completion._stream_operation import StreamOperation
-from ...completion._stream_queue import StreamQueue
 from ...errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from .._block import Block, ExternalUse
 from .._buffer import DeviceBuffer, block_of
@@ -62,7 +61,7 @@ class Export(ExternalUse):
 
     __slots__ = ("_stream", "block", "handle", "queue", "reactor", "refused")
 
-    def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, queue: StreamQueue | None) -> None:
+    def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, queue: Ring | None) -> None:
         super().__init__()
         self.block = block
         self.reactor = reactor
@@ -91,7 +90,7 @@ class Exports:
 
     __slots__ = ("_closed", "_complete", "_driver", "_held", "_peek", "is_cuda", "queue_of", "returned")
 
-    def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
+    def __init__(self, device_state: DeviceState, queue_of: Callable[[int], Ring]) -> None:
         self.queue_of = queue_of
         self.returned: deque[Export] = deque()
         self._driver = device_state.driver
@@ -148,7 +147,7 @@ class Exports:
             self._order(queue, block)
         reactor = None if queue is None else queue.reactor
         # The queue of an imported stream may be closed before the release; the stream is imported again then.
-        export = Export(block, reactor, handle, None if queue is not None and queue.imported else queue)
+        export = Export(block, reactor, handle, None if queue is not None and queue.rare.imported else queue)
         exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, export, self.returned)
         # From here on the finaliser of `exported` undoes everything.
         self._held[export] = None
@@ -315,12 +314,12 @@ class Exports:
             work = f"the work of {operation.queue.name}" if operation.kind is INTERNAL else repr(operation)
             raise BusyExportError(f"{work} uses this buffer, and {why}")
 
-    def _order(self, queue: StreamQueue, block: Block) -> None:
+    def _order(self, queue: Ring, block: Block) -> None:
         """Let a stream wait for all operations that use the block, before other libraries enqueue there."""
         waits = [(operation, event) for operation, event in self._unfinished(block) if operation.queue is not queue]
         if not waits:
             return
-        if queue.shared and queue.is_captured():
+        if queue.shared and queue.rare.is_captured():
             raise BusyExportError(
                 f"{queue.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
             )
@@ -380,10 +379,10 @@ class Exports:
         queue = export.queue
         if queue is None and export.handle not in (None, _NO_STREAM):
             queue = self.queue_of(export.handle)
-        if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
+        if queue is not None and ((queue.ended and not queue.rare.lent) or queue.loop is not reactor.loop):
             end = queue.tail()  # a stream that aiocuda has made; it receives no further work
         elif queue is not None:
-            if queue.shared and queue.is_captured():
+            if queue.shared and queue.rare.is_captured():
                 return False  # an event would become part of the graph
             end = queue.submit_marker()
             failure = end.failure

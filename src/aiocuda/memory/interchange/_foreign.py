@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..._core import Ring
 from ...completion._device_state import DeviceState
 from ...completion._stream_operation import StreamOperation, check_awaited
-from ...completion._stream_queue import StreamQueue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from .._block import Block
 from .._buffer import DeviceBuffer
@@ -55,7 +55,7 @@ class ForeignBlock(Block):
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         allocation_event: StreamOperation[Any] | None,
-        home: StreamQueue | None,
+        home: Ring | None,
     ) -> None:
         nbytes = math.prod(shape) * dtype.itemsize
         index = memory.device_state.device
@@ -111,7 +111,7 @@ class ForeignMemory:
 
     # -- adopt ---------------------------------------------------------------------------------------------------
 
-    def adopt(self, queue: StreamQueue, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
+    def adopt(self, queue: Ring, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
         """Return a buffer over another library's array: `aiocuda.Stream.adopt`."""
         queue.check()
         check_awaited(array, "what is to be adopted")
@@ -131,7 +131,7 @@ class ForeignMemory:
             "stream.upload(array)"
         )
 
-    def _from_dlpack(self, queue: StreamQueue, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
+    def _from_dlpack(self, queue: Ring, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
         """Adopt an array with ``__dlpack__``. The producer lets our stream wait for its work."""
         is_ours = isinstance(array, DeviceBuffer)
         place = self.exports.memory_of(array) if is_ours else array.__dlpack_device__()
@@ -150,9 +150,7 @@ class ForeignMemory:
             capsule = array.__dlpack__(stream=stream)
         return self._from_capsule(queue, capsule, read_only, what, ordered=True)
 
-    def _from_capsule(
-        self, queue: StreamQueue, capsule: object, read_only: bool, what: str, *, ordered: bool
-    ) -> DeviceBuffer:
+    def _from_capsule(self, queue: Ring, capsule: object, read_only: bool, what: str, *, ordered: bool) -> DeviceBuffer:
         """Adopt the array in a capsule. ``ordered``: the producer has let this stream wait for its work."""
         tensor = _dlpack.read(capsule)
         self._check_device(what, tensor.device_type, tensor.device_id)
@@ -199,7 +197,7 @@ class ForeignMemory:
     def _mark(self, handle: int) -> StreamOperation[Any]:
         """Return an event after all work in the producer's stream, for each stream's first use of the buffer."""
         queue = self.exports.queue_of(handle)
-        if queue.shared and queue.is_captured():
+        if queue.shared and queue.rare.is_captured():
             raise BusyError(f"{queue.name}, the producer's stream, is being captured: end that first")
         return queue.submit_marker()
 
@@ -210,7 +208,7 @@ class ForeignMemory:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         allocation_event: StreamOperation[Any] | None,
-        home: StreamQueue | None,
+        home: Ring | None,
     ) -> DeviceBuffer:
         """Return a buffer over checked memory. First uses in streams but ``home`` wait for ``allocation_event``."""
         block = ForeignBlock(self, producer, address, shape, dtype, allocation_event, home)
@@ -241,7 +239,7 @@ class ForeignMemory:
 
     # -- release -------------------------------------------------------------------------------------------------
 
-    def free(self, block: Block, queue: StreamQueue | None) -> None:
+    def free(self, block: Block, queue: Ring | None) -> None:
         """Release a block once all operations that use it have passed. ``queue`` is only checked."""
         assert isinstance(block, ForeignBlock)
         if queue is not None and (

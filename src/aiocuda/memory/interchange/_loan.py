@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...completion._stream_queue import StreamQueue
+from ..._core import Ring
 
 __all__ = ["Loan"]
 
@@ -22,26 +22,26 @@ class Loan:
 
     __slots__ = ("_close", "_queue")
 
-    def __init__(self, queue: StreamQueue, close: Callable[[StreamQueue], object]) -> None:
+    def __init__(self, queue: Ring, close: Callable[[Ring], object]) -> None:
         self._queue = queue
         self._close = close
 
     async def __aenter__(self) -> int:
         queue = self._queue
         queue.check()
-        while queue.host_queue.entries:
-            await queue.flush()  # again, if other tasks have enqueued operations during the flush
+        while queue.rare.host_queue.entries:
+            await queue.rare.flush()  # again, if other tasks have enqueued operations during the flush
             queue.check()
-        queue.begin_loan()
+        queue.rare.begin_loan()
         try:
             return queue.driver.stream_handle(queue.handle)
         except BaseException:
-            queue.end_loan()
+            queue.rare.end_loan()
             raise
 
     async def __aexit__(self, *exc: object) -> None:
         queue = self._queue
-        queue.end_loan()
+        queue.rare.end_loan()
         queue.check_loop()
         if queue.ended:
             self._close(queue)
@@ -49,5 +49,5 @@ class Loan:
         fault = queue.driver.fault
         if fault is not None:  # then no driver call is made
             raise fault.again()
-        queue.refuse_captured()
+        queue.rare.refuse_captured()
         queue.submit_marker()  # later waits include the work of the other library

@@ -1,0 +1,69 @@
+"""`Ring` and its one object for everything unusual: `Ring.rare`."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Kernel, open_device
+from aiocuda._core import Ring
+from aiocuda.completion._stream_queue import StreamQueue
+from tests.helpers import open_peer, quickly
+
+CORE = Path(aiocuda.__file__).parent / "_core"
+
+NOP = Kernel("nop", source='extern "C" __global__ void nop(float *x) {}', host=lambda x: None)
+
+
+def test_the_core_asks_at_most_16_methods_for_what_is_unusual() -> None:
+    asked = {name for file in CORE.glob("*.py") for name in re.findall(r"\.rare\.(\w+)", file.read_text("utf-8"))}
+    assert 0 < len(asked) <= 16
+    assert [name for name in asked if not callable(getattr(StreamQueue, name, None))] == []
+
+
+def test_nothing_inherits_from_a_ring() -> None:
+    assert Ring.__subclasses__() == []
+
+
+@pytest.mark.asyncio
+async def test_a_closed_stream_is_freed_without_the_collector() -> None:
+    async with open_device(driver="host") as device:
+        stream = device.stream()
+        buffer = await stream.upload(np.zeros(64, np.float32))
+        for _ in range(3):
+            operation = stream.launch(NOP, 1, 1, buffer)
+            await operation
+        buffer.free()
+        await stream.aclose()
+        gone: list[weakref.ref[object]] = [weakref.ref(stream), weakref.ref(stream._queue)]
+        gc.collect()
+        gc.disable()
+        try:
+            assert operation.stream_name
+            assert operation.result() is None  # although the stream has ended
+            del stream, buffer, operation
+            assert [each() for each in gone] == [None, None]
+        finally:
+            gc.enable()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("verb", ["launch", "event_record"])
+async def test_ctrl_c_in_a_repeated_call_is_raised_as_itself(verb: str) -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = await stream.upload(np.zeros(64, np.float32))
+        await stream.launch(NOP, 1, 1, buffer)
+        peer.refuse(verb, error=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stream.launch(NOP, 1, 1, buffer)
+        if verb == "launch":  # the stream may have accepted it or not: later operations are skipped, once
+            with pytest.raises(aiocuda.SkippedError):
+                await quickly(stream.synchronize())
+        await quickly(stream.synchronize())
