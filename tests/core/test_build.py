@@ -41,6 +41,32 @@ def test_joined_source_is_python_and_has_all_names() -> None:
     assert joined["__name__"] == "joined"
 
 
+@pytest.mark.parametrize(
+    ("module", "added", "problem"),
+    [
+        ("_watch", "def _refresh(): return 2", None),
+        ("_watch", "REPEATED = 3", None),  # as in `_ring`
+        ("_watch", "REPEATED = 4", "_ring.py bind REPEATED to different"),
+        ("_watch", "def new_operation(): return 2", "_ring.py bind new_operation to different"),
+        ("_watch", "from ctypes import Array as Estimate", "_estimate.py and _watch.py bind Estimate to different"),
+        ("_watch", "try:\n    gather = 1\nfinally:\n    pass", "_gather.py bind gather to different"),
+        ("_turn", "if TYPE_CHECKING:\n    SLOW = 8\nelse:\n    SLOW = 8", "_turn.py has a module-level else in line"),
+    ],
+)
+def test_modules_that_would_differ_when_joined_are_refused(
+    module: str, added: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = shutil.copytree(FOLDER, tmp_path / "core", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    with (core / f"{module}.py").open("a", encoding="utf-8") as file:
+        file.write(f"\n\n{added}\n")
+    monkeypatch.setattr(builder, "_HERE", core)
+    if problem is None:
+        assert added in builder.joined()
+    else:
+        with pytest.raises(builder.BuildError, match=re.escape(problem)):
+            builder.joined()
+
+
 def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -O2")
     reason = builder.can_compile()

@@ -10,6 +10,7 @@ nothing of aiocuda, because the build hook runs it before aiocuda is installed.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,59 @@ def _marker() -> bytes:
     return f"aiocuda core {_sources().hash_of_sources()}".encode()
 
 
+def _bindings(statements: Sequence[ast.stmt], name: str, siblings: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what a module binds where it is executed: each name, and what it is bound to.
+
+    Raises
+    ------
+    BuildError
+        There is an `else`. `joined` drops it: the compiled form would lack what it does.
+    """
+    for statement in statements:
+        otherwise = getattr(statement, "orelse", [])
+        # The base class `Generic` goes, and the parameters of base classes with it.
+        if [getattr(each, "name", None) for each in otherwise] not in ([], ["Generic"]):
+            raise BuildError(f"{name}.py has a module-level else in line {otherwise[0].lineno}, and joined() drops it")
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            source = f"{'.' * getattr(statement, 'level', 0)}{getattr(statement, 'module', '')}"
+            for each in statement.names if source.removeprefix(".") not in siblings else ():
+                yield each.asname or each.name, f"{source} {each.name}"
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement.name, ast.dump(statement)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            for target in ast.walk(statement):
+                if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                    yield target.id, ast.dump(statement)
+        else:
+            for field in ("body", "handlers", "finalbody"):
+                yield from _bindings(getattr(statement, field, []), name, siblings)
+
+
+def _check_names(texts: dict[str, str]) -> None:
+    """Raise `BuildError` if two modules bind one name to different things: joined, the second would hide the first."""
+    known: dict[str, tuple[str, str]] = {}
+    for module, text in texts.items():
+        for name, value in _bindings(ast.parse(text).body, module, (*texts, "_calls")):
+            first, earlier = known.setdefault(name, (module, value))
+            if first != module and value != earlier and name != "__all__":
+                raise BuildError(
+                    f"{first}.py and {module}.py bind {name} to different things, and in the compiled core they share "
+                    "one namespace: rename one of them"
+                )
+
+
 def joined() -> str:
-    """Return the modules of the core as one module."""
+    """Return the modules of the core as one module.
+
+    Raises
+    ------
+    BuildError
+        Joined they would do something else than one by one.
+    """
     sources = _sources()
+    _check_names({name: (_HERE / f"{name}.py").read_text(encoding="utf-8") for name in sources.MODULES})
     texts = ["from __future__ import annotations\n"]
     siblings = "|".join((*sources.MODULES, "_calls"))
     for name in sources.MODULES:
