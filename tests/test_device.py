@@ -678,11 +678,11 @@ async def test_opened_twice_it_has_one_budget() -> None:
         async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as other:
             assert resources_of(one).device_state.tokens is resources_of(other).device_state.tokens
             assert len(resources_of(one).device_state.tokens) == peer.driver.notifier_limit(0)
-            alone = resources_of(one).device_state.limit
+            alone = resources_of(one).device_state.hot.limit
             streams = [device.stream() for device in (one, other) for _ in range(128)]
-            assert resources_of(one).device_state.limit == resources_of(other).device_state.limit < alone
-            assert resources_of(one).device_state.limit * len(streams) <= 900 * one.hardware_queues
+            assert resources_of(one).device_state.hot.limit == resources_of(other).device_state.hot.limit < alone
+            assert resources_of(one).device_state.hot.limit * len(streams) <= 900 * one.hardware_queues
             assert one.statistics().streams == 128
         async with aiocuda.open_device(driver=peer.driver) as again:
-            assert resources_of(again).device_state.limit == alone
+            assert resources_of(again).device_state.hot.limit == alone
             assert len(resources_of(again).device_state.tokens) == peer.driver.notifier_limit(0)

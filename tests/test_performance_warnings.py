@@ -248,7 +248,7 @@ async def test_no_listener_is_left() -> None:
             state = things[0]._resources.device_state
             while not caught:
                 await run(*things)
-            assert state.listeners is None
+            assert state.hot.listeners is None
 
 
 @pytest.mark.slow
@@ -257,9 +257,9 @@ async def test_a_probe_ends_with_the_work() -> None:
     """Without unfinished operations the watchdog stops. A probe that goes on would keep the newest operation."""
     async with opened() as (device, left, _, buffer):
         state = device._resources.device_state
-        while state.listeners is None:
+        while state.hot.listeners is None:
             await left.fill(buffer, 1)
-        await until(lambda: state.listeners is None, "the end of the probe")
+        await until(lambda: state.hot.listeners is None, "the end of the probe")
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ async def test_operations_that_end_before_their_await_suspends() -> None:
             end = time.monotonic() + LONGEST
             while not caught and time.monotonic() < end:
                 await run(device, stream, stream, buffer)
-            await until(lambda: state.listeners is None, "the end of the probe")
+            await until(lambda: state.hot.listeners is None, "the end of the probe")
     assert [each.filename for each in caught] == [file]
 
 
@@ -302,8 +302,8 @@ async def test_work_of_several_streams_gets_no_timing_events() -> None:
                 assert time.monotonic() < end
                 await aiocuda.gather(*[left.launch(kernel, 1, 1) for _ in range(4)], right.launch(kernel, 1, 1))
 
-        await work_while(lambda: state.listeners is None)  # until a probe begins
-        await work_while(lambda: state.listeners is not None)
+        await work_while(lambda: state.hot.listeners is None)  # until a probe begins
+        await work_while(lambda: state.hot.listeners is not None)
         assert driver.timing_events == 0
 
 

@@ -244,11 +244,11 @@ async def test_queues_are_kept_in_the_order_in_which_they_were_opened() -> None:
             hold = latch.hold(first)
             await latch.held()
             tasks = [asyncio.create_task(stream.wait(hold).wait()) for stream in streams]
-            await until(lambda: len(loop_state.reactor.attended) >= 30, "the waits")
+            await until(lambda: len(loop_state.reactor.hot.attended) >= 30, "the waits")
             for ordered in (
                 loop_state.queues,
                 loop_state.reactor.queues,
-                loop_state.reactor.attended,
+                loop_state.reactor.hot.attended,
                 loop_state.reactor.opened,
             ):
                 assert [queue for queue in ordered if queue in queues] == queues

@@ -36,12 +36,12 @@ class Counts:
 def check(interrupt: Interrupt, device: Device, listeners: list[Counts], operations: list[Operation[Any]]) -> int:
     """Check the calls of the listeners that are left. Return their number."""
     device_state = resources_of(device).device_state
-    left = [each for each in listeners if device_state.listeners is not None and each in device_state.listeners]
+    left = [each for each in listeners if device_state.hot.listeners is not None and each in device_state.hot.listeners]
     for listener in left:
         assert listener.resolved.keys() >= {each.id for each in operations}, interrupt.where
         assert {*listener.resolved.values()} == {1}, interrupt.where
         assert {*listener.submitted.values()} <= {1}, interrupt.where
-    assert device_state.starts == {}, interrupt.where
+    assert device_state.hot.starts == {}, interrupt.where
     return len(left)
 
 

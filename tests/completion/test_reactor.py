@@ -676,7 +676,7 @@ async def test_chain_of_operations_awaited_one_by_one(stream: Stream) -> None:
 async def test_begin_and_end_of_queries_are_balanced_while_other_libraries_may_capture() -> None:
     """CuPy or PyTorch in the same process may be capturing a stream. A query must not end that capture."""
     async with open_peer() as (peer, device):
-        resources_of(device).device_state.guarded = True
+        resources_of(device).device_state.hot.guarded = True
         stream = device.stream()
         with Latch(device) as latch:
             await warm_up(latch, stream)

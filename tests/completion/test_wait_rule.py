@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Stream
-from aiocuda._core import Estimate, ReactorFields, Watch
+from aiocuda._core import Estimate, ReactorHot, Watch
 from aiocuda._core._estimate import CALLBACK_SECONDS
 from aiocuda.completion._poll_allowance import PollAllowance
 from aiocuda.completion._wait_rule import (
@@ -157,7 +157,7 @@ def test_more_waits_than_notifiers_share_two_percent_of_a_core() -> None:
 @pytest.mark.asyncio
 async def test_check_is_made_if_no_callback_has_come_for_a_millisecond_or_no_query_for_10(stream: Stream) -> None:
     queue = stream._queue
-    reactor = ReactorFields(queue.device_state, queue.loop)
+    reactor = ReactorHot(queue.loop, queue.now)
     reactor.attended[queue] = None
     watch = queue.watch = parked()
     for heard, looked, is_due in ((99.9995, 99.995, False), (99.9989, 99.995, True), (99.9995, 99.99, True)):

@@ -177,7 +177,7 @@ def early_rearm(patch: pytest.MonkeyPatch) -> None:
     original = Reactor._on_port
 
     def on_port(reactor: Reactor) -> None:
-        for queue in reactor.attended:
+        for queue in reactor.hot.attended:
             queue.watch.armed = None
         original(reactor)
 

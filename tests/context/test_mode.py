@@ -162,7 +162,7 @@ async def flooded(driver: SimulatedDriver) -> set[int]:
         for _ in range(200):
             for stream, buffer in zip(streams, buffers, strict=True):
                 stream.fill(buffer, 1)
-        return {stream._queue.device_state.limit for stream in streams}
+        return {stream._queue.device_hot.limit for stream in streams}
 
 
 @pytest.mark.asyncio

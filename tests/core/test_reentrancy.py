@@ -229,7 +229,7 @@ async def test_interrupted_hook_that_has_resolved_its_operation_returns_its_even
             await quickly(stream.launch(kernel, 1, 1).wait())
         with device.listen(Resolves()), pytest.raises(KeyboardInterrupt):
             stream.launch(kernel, 1, 1)
-        idle = stream._queue.idle_leases
+        idle = stream._queue.device_hot.idle_leases
         assert len(idle) == len(set(map(id, idle)))
         await quickly(stream.synchronize())
 
@@ -370,7 +370,7 @@ async def test_a_million_operations_leave_nothing() -> None:
 
 
 @pytest.mark.python_core
-@pytest.mark.parametrize("line", ["pending.append(operation)", "idle = queue.idle_leases", "queue.newest_id = number"])
+@pytest.mark.parametrize("line", ["pending.append(operation)", "idle = hot.idle_leases", "queue.newest_id = number"])
 async def test_order_if_code_enqueues_between_two_lines(stream: Stream, line: str) -> None:
     """A signal handler, or from Python 3.12 on a finaliser, runs between two lines of the core in Python.
 

@@ -65,7 +65,7 @@ async def test_more_waits_than_a_stream_holds_share_the_last_one() -> None:
             latch.hold(own)
             await latch.held()
             operations = [enqueue_shared_mark(queue, number) for number in range(1000)]
-            assert len(queue.pending) <= queue.device_state.limit + 1
+            assert len(queue.pending) <= queue.device_hot.limit + 1
             assert not any(operation.done() for operation in operations)
             latch.release()
             await quickly(asyncio.gather(*operations))

@@ -135,10 +135,10 @@ async def test_a_collection_that_ends_a_block_while_another_listener_begins(devi
             gc.collect()
 
     with device.listen(Collects()):
-        listeners = resources_of(device).device_state.listeners
+        listeners = resources_of(device).device_state.hot.listeners
         assert listeners is not None
         assert len(listeners.all) == 1
-    assert resources_of(device).device_state.listeners is None
+    assert resources_of(device).device_state.hot.listeners is None
 
 
 async def test_coroutine_functions_are_no_hooks(device: Device) -> None:

@@ -216,7 +216,7 @@ def loop_states(device: Device) -> Iterator[tuple[Iterable[Ring], bool, Notifier
     """Yield the stream queues, "has seen a fault", and the notifier pool of every loop that uses a device."""
     for loop_state in resources_of(device).loop_states._loop_states.values():
         reactor = loop_state.reactor
-        yield loop_state.queues, reactor.faulted, reactor.notifier_pool
+        yield loop_state.queues, reactor.hot.faulted, reactor.notifier_pool
 
 
 def retired_operations(device: Device) -> int:

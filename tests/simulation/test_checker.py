@@ -203,7 +203,7 @@ async def leaks_pinned_memory(device: Device, checker: Checker) -> None:
 
 async def miscounts_resolved_operations(device: Device, checker: Checker) -> None:
     async with device.stream() as stream:
-        stream._queue.reactor.resolved -= 1
+        stream._queue.reactor_hot.resolved -= 1
 
 
 # V7, V8
@@ -272,7 +272,7 @@ async def uses_without_waiting(device: Device, checker: Checker) -> None:
 
 async def submits_without_a_limit(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    resources_of(device).device_state.limit = 10_000
+    resources_of(device).device_state.hot.limit = 10_000
     for _ in range(100):
         stream.synchronize()
     await asyncio.sleep(0)
@@ -280,7 +280,7 @@ async def submits_without_a_limit(device: Device, checker: Checker) -> None:
 
 async def fills_a_hardware_queue(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    resources_of(device).device_state.limit = 10_000
+    resources_of(device).device_state.hot.limit = 10_000
     for _ in range(1_022):
         stream.launch(SPIN, 1, 1, 1)
     await asyncio.sleep(0)

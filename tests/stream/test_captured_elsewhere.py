@@ -264,7 +264,7 @@ def _libcuda() -> ctypes.CDLL:
 async def test_real_capture_on_an_imported_stream_stays_valid(mode: int) -> None:
     """Also while our own streams are at work, awaited, watched and captured by us."""
     async with aiocuda.open_device(driver="cuda") as device, device.stream() as own, device.stream() as other:
-        resources_of(device).device_state.guarded = True  # as with any library loaded that captures: queries take care
+        resources_of(device).device_state.hot.guarded = True  # as with any library that captures: queries take care
         handle = device.driver.stream_handle(own._queue.handle)
         stream = Stream.from_handle(device, handle)
         buffer, down = other.empty(N, np.uint32), await device.pinned(N, np.uint32)

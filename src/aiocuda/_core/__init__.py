@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ._bound_launch import BoundLaunch
     from ._chain import Chain
     from ._countdown import Countdown
-    from ._device_fields import DeviceFields
     from ._enqueuing_stream import EnqueuingStream
     from ._estimate import INSTANT, Estimate
     from ._gather import Gathering, gather
+    from ._hot import DeviceHot, ReactorHot
     from ._launch_fields import LaunchFields
     from ._lease import Lease
     from ._memory_fields import MemoryFields
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ._operation import INTERNAL, HasOperation, Operation
     from ._queued_operation import QueuedOperation
     from ._queued_operation import Waiter as Waiter
-    from ._reactor_fields import ReactorFields
     from ._ring import Obstacle, Ring, new_operation, nothing
     from ._turn import Turn
     from ._watch import Watch
@@ -47,8 +46,8 @@ else:
 __all__ = [
     "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "ENDED", "FAILED", "FAULTED", "INACTIVE", "INSTANT",
     "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
-    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceFields",
+    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceHot",
     "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
-    "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
+    "Obstacle", "Operation", "QueuedOperation", "ReactorHot", "Ring", "State", "Turn", "Watch", "gather",
     "new_operation", "nothing",
 ]  # fmt: skip

@@ -53,19 +53,19 @@ class BoundCall:
     def enqueue(self, values: Sequence[Any], keep: object, label: str | None = None) -> StreamOperation[Any]:
         """Enqueue the work with these arguments. ``keep`` is held until the operation has finished."""
         queue = self.queue
-        device_state = queue.device_state
-        listeners = device_state.listeners
+        hot = queue.device_hot
+        listeners = hot.listeners
         pending = queue.pending
         if (
             queue.obstacles
             or queue.on_host
             or _get_running_loop() is not queue.loop
-            or len(pending) >= device_state.limit
+            or len(pending) >= hot.limit
             or (listeners is not None and listeners.timing)
         ):
             return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
         operation: StreamOperation[Any] = (
-            new_object(queue.operation_class) if COMPILED else queue.operation_class()
+            new_object(hot.operation_class) if COMPILED else hot.operation_class()
         )  # the same as `new_operation`, without its call
         operation.id = number = next_id()
         operation.kind = self.kind
@@ -87,8 +87,8 @@ class BoundCall:
             queue.enqueued += 1
             queue.newest_id = number  # first: a signal handler may enqueue between the two lines
             pending.append(operation)
-            idle = queue.idle_leases
-            lease = idle.pop() if idle else device_state.leases.take()
+            idle = hot.idle_leases
+            lease = idle.pop() if idle else queue.device_state.leases.take()
             at = queue.now()
             if self._native is None or not self._native.enqueue(values, lease):
                 self._call(values, lease.handle)

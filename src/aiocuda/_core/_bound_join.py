@@ -57,13 +57,13 @@ class BoundJoin:
     def join(self) -> StreamOperation[None]:
         """Let later work of each stream wait for all earlier work of all of them."""
         first, others = self._first, self._others
-        device_state = first.device_state
+        hot = first.device_hot
         if (
             _get_running_loop() is not first.loop
             or first.obstacles & BARRED
             or first.on_host
-            or len(first.pending) >= device_state.limit  # the events may be recorded again before there is room
-            or device_state.listeners is not None  # they see the operation, but not the waits before it
+            or len(first.pending) >= hot.limit  # the events may be recorded again before there is room
+            or hot.listeners is not None  # they see the operation, but not the waits before it
         ):
             return self._unusual()
         leases: list[Lease] = []

@@ -67,18 +67,18 @@ cdef class Watch:
     cdef public double looked, poll_from, poll_until, predicted, since
     cdef public long long target
 
-cdef class DeviceFields:
-    cdef public object driver, listeners
+cdef class DeviceHot:
+    cdef public object listeners, operation_class
     cdef public bint guarded
     cdef public Py_ssize_t limit
     cdef public double linger
     cdef public dict starts
+    cdef public list idle_leases
 
-cdef class ReactorFields:
-    cdef public DeviceFields device_state
+cdef class ReactorHot:
     cdef public dict attended
     cdef public bint faulted
-    cdef public object loop, on_progress
+    cdef public object on_progress
     cdef public Py_ssize_t polls, resolved
     cdef public Turn turn
     @cython.locals(queue=Ring, watch=Watch, following=cython.double, found=list)
@@ -130,14 +130,13 @@ cdef class QueuedOperation(Operation):
 @cython.final
 cdef class Ring:
     cdef object __weakref__
-    cdef public ReactorFields reactor
-    cdef public DeviceFields device_state
+    cdef public ReactorHot reactor_hot
+    cdef public DeviceHot device_hot
     cdef public Watch watch
-    cdef public object loop, driver, handle, now, operation_class, pending, on_host, latencies, name, rare
+    cdef public object reactor, device_state, loop, driver, handle, now, pending, on_host, latencies, name, rare
     cdef public object _poison, _record
     cdef public Native _native
     cdef public int obstacles
-    cdef public list idle_leases
     cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double _asked_at, last_busy, last_resolved
@@ -154,7 +153,7 @@ cdef class Ring:
                    repeats=cython.bint, copies_out=cython.bint)
     cpdef awaited(self)
     cpdef attend(self, QueuedOperation operation=*)
-    @cython.locals(now=cython.double, lease=Lease)
+    @cython.locals(now=cython.double, lease=Lease, idle=list)
     cpdef submit(self, QueuedOperation operation, object call, object arguments, bint ahead=*)
     cpdef enqueue_unusual(self, object kind, Estimate estimate, object keep, object call, object values, object label)
     cpdef move_to_end(self, QueuedOperation operation)
@@ -171,13 +170,13 @@ cdef class Ring:
     cpdef look_ahead(self, QueuedOperation operation)
     cpdef glance(self)
     cdef bint _was_asked(self) except -1
-    @cython.locals(device_state=DeviceFields, lease=Lease, now=cython.double, estimate=Estimate)
+    @cython.locals(hot=DeviceHot, lease=Lease, now=cython.double, estimate=Estimate)
     cpdef resolve_to(self, QueuedOperation operation)
     @cython.locals(turn=Turn, known=cython.Py_ssize_t, most=cython.Py_ssize_t, resolved=cython.Py_ssize_t)
     cdef _resolve_up_to(self, QueuedOperation operation)
     @cython.locals(count=cython.Py_ssize_t)
     cdef Py_ssize_t _count_to(self, object operation) except -1
-    @cython.locals(lease=Lease, device_state=DeviceFields, guarded=cython.bint, now=cython.double, until=cython.double,
+    @cython.locals(lease=Lease, hot=DeviceHot, guarded=cython.bint, now=cython.double, until=cython.double,
                    longest=cython.double, estimate=Estimate)
     cpdef linger(self, QueuedOperation operation, object gathered=*)
     @cython.locals(longest=cython.double, estimate=Estimate)
@@ -205,7 +204,7 @@ cdef class BoundCall:
     cdef Estimate _after_wait
     cdef object _call, _unrecorded
     cdef Native _native
-    @cython.locals(queue=Ring, device_state=DeviceFields, operation=QueuedOperation, lease=Lease, at=cython.double,
+    @cython.locals(queue=Ring, hot=DeviceHot, operation=QueuedOperation, lease=Lease, at=cython.double,
                    idle=list, number=cython.longlong)
     cpdef enqueue(self, object values, object keep, object label=*)
 
@@ -241,7 +240,7 @@ cdef class BoundJoin:
     cdef tuple _others
     cdef BoundCall _waiting, _recorded
     cdef object _wait, _unusual, _follow
-    @cython.locals(first=Ring, others=tuple, device_state=DeviceFields, queue=Ring, tail=QueuedOperation, lease=Lease,
+    @cython.locals(first=Ring, others=tuple, hot=DeviceHot, queue=Ring, tail=QueuedOperation, lease=Lease,
                    leases=list, joined=QueuedOperation, event=Lease)
     cpdef join(self)
     @cython.locals(native=Native, lease=Lease)
@@ -250,8 +249,7 @@ cdef class BoundJoin:
     cdef bint _others_wait_in_c(self, Lease event) except -1
 
 cdef class MemoryFields:
-    cdef public object driver, free_lists
-    cdef public DeviceFields device_state
+    cdef public object driver, device_state, free_lists
     cdef public dict live
     cdef public long long live_bytes, peak_bytes
     cdef object _block_class, _device

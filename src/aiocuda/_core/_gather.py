@@ -221,9 +221,9 @@ class Gathering(Awaitable[T]):
     def _has_to_yield(self, queues: Mapping[Ring, object]) -> bool:
         """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished ones."""
         if queues:
-            return next(iter(queues)).reactor.turn.is_over()
+            return next(iter(queues)).reactor_hot.turn.is_over()
         operations = self._operations
-        return bool(operations) and operations[0].queue.reactor.turn.is_over_for_task()
+        return bool(operations) and operations[0].queue.reactor_hot.turn.is_over_for_task()
 
     def _outcomes(self) -> list[Any]:
         """Return the results, in the order of the operations; raise the first failure, or return failures, too."""

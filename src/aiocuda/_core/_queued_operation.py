@@ -78,7 +78,7 @@ class QueuedOperation(Operation[T_co]):
             queue = self.queue
             if _get_running_loop() is not queue.loop:
                 queue.check_loop()
-            turn = queue.reactor.turn
+            turn = queue.reactor_hot.turn
             if not queue.watch.polling:  # otherwise the reactor queries in this turn
                 if turn.immediate:
                     queue.look_ahead(self)  # type: ignore[arg-type]  # each operation of a queue is a `StreamOperation`
@@ -98,7 +98,7 @@ class QueuedOperation(Operation[T_co]):
         else:
             if self.extra is not None:
                 self.report_await()
-            if self.queue.reactor.turn.is_over_for_task():
+            if self.queue.reactor_hot.turn.is_over_for_task():
                 yield
         if self.status == DONE:
             return self.value  # type: ignore[no-any-return]  # `cast` is a call

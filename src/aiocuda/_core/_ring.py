@@ -72,6 +72,8 @@ class Ring:
     ----------
     reactor : Reactor
     device_state : DeviceState
+    reactor_hot, device_hot
+        What these two hold for the core.
     driver : Driver
     loop : asyncio.AbstractEventLoop
         The only loop that may use the stream.
@@ -81,8 +83,6 @@ class Ring:
     rare : StreamQueue
         It does all that is unusual: these methods are the only ones of `completion` that a ring calls for its
         operations. It refers to the ring weakly, so that both are freed without the garbage collector.
-    operation_class : type
-        Of the operations.
     watch : Watch
         The reactor's plan for this queue. Only the reactor writes it.
     pending : deque of StreamOperation
@@ -127,19 +127,20 @@ class Ring:
     recorded = Obstacle(RECORDED)
 
     __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving", "_target", "after_wait",
-                 "awaiting", "device_state", "driver", "enqueued", "handle", "idle_leases", "last_busy",
+                 "awaiting", "device_hot", "device_state", "driver", "enqueued", "handle", "last_busy",
                  "last_resolved", "latencies", "live_bytes", "loop", "name", "newest_id", "now", "obstacles",
-                 "on_host", "operation_class", "peak_bytes", "pending", "rare", "reactor", "unmarked_wait_at",
+                 "on_host", "peak_bytes", "pending", "rare", "reactor", "reactor_hot", "unmarked_wait_at",
                  "watch")  # fmt: skip
 
     rare: StreamQueue  # set by `new_queue`
 
-    def __init__(self, reactor: Reactor, handle: int, name: str, operation_class: type[StreamOperation[Any]]) -> None:
+    def __init__(self, reactor: Reactor, handle: int, name: str) -> None:
         self.reactor = reactor
         self.name = name
         self.watch = Watch()
-        self.operation_class = operation_class
         self.device_state: DeviceState = reactor.device_state
+        self.reactor_hot = reactor.hot
+        self.device_hot = reactor.device_state.hot
         self.obstacles = INACTIVE
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self.driver: Driver = reactor.device_state.driver
@@ -148,7 +149,6 @@ class Ring:
         self._record = self.driver.recorder(handle)
         native = native_call(self._record) if COMPILED else None
         self._native = None if native is None else Native(native)
-        self.idle_leases = reactor.device_state.leases.plain
         self.handle = handle
         self.enqueued = self.newest_id = 0
         self.live_bytes = self.peak_bytes = 0
@@ -250,7 +250,7 @@ class Ring:
             or self.obstacles & COMPLICATED
             or self.on_host
             or operation.queue is self
-            or self.device_state.listeners is not None
+            or self.device_hot.listeners is not None
         ):
             self.rare.follow_unusual(operation)
             return
@@ -334,12 +334,12 @@ class Ring:
         for operations that go directly to the stream: the head of the host queue, its chunks, and markers.
         """
         if not ahead:
-            if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor.faulted:
+            if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor_hot.faulted:
                 self.rare.refuse_unusable(operation.kind)
             if self.after_wait and operation.estimate is not INSTANT:
                 self.after_wait = False
                 operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
-            if self.on_host or self._poison is not None or len(self.pending) >= self.device_state.limit:
+            if self.on_host or self._poison is not None or len(self.pending) >= self.device_hot.limit:
                 self.enqueued += 1
                 self.rare.put(operation, call, arguments)
                 return
@@ -353,7 +353,7 @@ class Ring:
             operation.submitted_at = IN_CALL
             self.newest_id = operation.id  # first: a signal handler may enqueue between the two lines
             self.pending.append(operation)
-            listeners = self.device_state.listeners  # read once: another thread may remove the last one
+            listeners = self.device_hot.listeners  # read once: another thread may remove the last one
             if listeners is not None:
                 self.rare.submit_observed(listeners, operation, call, arguments)
                 return
@@ -361,7 +361,8 @@ class Ring:
             if call is not None:
                 call(*arguments)
             operation.submitted_at = now  # not earlier: see `StreamQueue.record_late`
-            lease = operation.lease or (self.idle_leases.pop() if self.idle_leases else self.device_state.leases.take())
+            idle = self.device_hot.idle_leases
+            lease = operation.lease or (idle.pop() if idle else self.device_state.leases.take())
             try:
                 if self._native is None or not self._native.enqueue((), lease):
                     self._record(lease.handle)
@@ -454,7 +455,7 @@ class Ring:
         if not self.pending or self._resolving:
             return 0
         try:
-            if not self.device_state.guarded or self.reactor.query_guard.open:
+            if not self.device_hot.guarded or self.reactor.query_guard.open:
                 return self._poll(budget, awaited, newest_only)
             with self.reactor.query_guard as query_guard:
                 if query_guard.open or self.driver.fault is not None:
@@ -466,7 +467,7 @@ class Ring:
 
     def _poll(self, budget: int, awaited: bool, newest_only: bool) -> int:
         pending, query = self.pending, self.driver.event_query
-        self.reactor.polls += 1
+        self.reactor_hot.polls += 1
         operation = newest = pending[-1]
         proven: StreamOperation[Any] | None = None  # it is known to be done, with all before it
         try:
@@ -505,7 +506,7 @@ class Ring:
         `asyncio.gather` awaits each operation by a task of its own, and all of them begin in one turn.
         """
         pending = self.pending
-        turn = self.reactor.turn
+        turn = self.reactor_hot.turn
         if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN or self._was_asked():
             return
         resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True)
@@ -533,15 +534,15 @@ class Ring:
         If it is the oldest of the stream, the caller limits the number of operations in a turn of the loop. `_resolve`
         does the same for all operations, but if this one needs no special handling, its waiter resumes 0.3 µs sooner.
         """
-        device_state = self.device_state
+        hot = self.device_hot
         now = self.now()  # first: it may run code of the program, such as a signal handler
         if (
             not self.pending
             or self.pending[0] is not operation
             or operation.status != SUBMITTED
             or operation.extra is not None
-            or device_state.listeners is not None
-            or device_state.starts
+            or hot.listeners is not None
+            or hot.starts
             or self._resolving
         ):
             self._resolve_up_to(operation)
@@ -556,7 +557,7 @@ class Ring:
             operation.keep = None
             self.latencies.append(now - operation.submitted_at)
             operation.status = DONE
-            self.reactor.resolved += 1
+            self.reactor_hot.resolved += 1
             if operation.waiters is not None:
                 operation.wake_waiters()
         except BaseException as error:
@@ -571,7 +572,7 @@ class Ring:
 
     def _resolve_up_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it, which may need special handling."""
-        turn = self.reactor.turn
+        turn = self.reactor_hot.turn
         known = self._count_to(operation)
         most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)
         if most <= 0 or self._resolving:
@@ -600,7 +601,7 @@ class Ring:
         The other operations need no query: those before it are done when it is, and later ones are not awaited here.
         ``gathered``: all operations that `gather` awaits; the last one of this stream is ``operation``.
         """
-        if gathered and self.device_state.listeners is not None:
+        if gathered and self.device_hot.listeners is not None:
             self.rare.linger(operation, gathered)
             return
         lease = operation.lease
@@ -611,12 +612,12 @@ class Ring:
             finally:
                 self.awaiting = None
             return
-        device_state = self.device_state
+        hot = self.device_hot
         driver = self.driver
         query = driver.event_query
         handle = lease.handle
-        self.reactor.polls += 1
-        guarded = device_state.guarded and not self.reactor.query_guard.open
+        self.reactor_hot.polls += 1
+        guarded = hot.guarded and not self.reactor.query_guard.open
         try:
             if guarded:
                 guarded = False
@@ -629,7 +630,7 @@ class Ring:
                     return
                 # Calls in C let no signal and no other thread in. No conditional jump leads back: see `_resolve`.
                 while True:
-                    if self._is_done(lease) if COMPILED and device_state.linger < LONG else query(handle):
+                    if self._is_done(lease) if COMPILED and hot.linger < LONG else query(handle):
                         break
                     if now > until:
                         return
@@ -647,8 +648,8 @@ class Ring:
 
     def _patience(self, operation: StreamOperation[Any], now: float) -> float:
         """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
-        longest = self.device_state.linger
-        if self.reactor.attended:
+        longest = self.device_hot.linger
+        if self.reactor_hot.attended:
             longest /= 2  # other tasks wait, too: they go on while the loop turns
         estimate = operation.estimate
         seconds = None if estimate is None else estimate.seconds
@@ -666,7 +667,7 @@ class Ring:
     def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - each part that moved would cost a call
         """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
         pending = self.pending
-        listened = self.device_state.listeners is not None or bool(self.device_state.starts)
+        listened = self.device_hot.listeners is not None or bool(self.device_hot.starts)
         keep_latency = self.latencies.append
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
@@ -719,7 +720,7 @@ class Ring:
             return 1  # any number above 0: a fault has ended everything
         finally:
             self._resolving = False
-            self.reactor.resolved += done
+            self.reactor_hot.resolved += done
         if resolved:
             self._after_resolving(sampled, first, head, timed, now)
         return resolved
@@ -780,11 +781,10 @@ class Ring:
         self._target = None
         if self.on_host:
             self.rare.pump()
-        reactor = self.reactor
         if self.watch.attended and not self.pending and not self.on_host:
-            reactor.stop_attending(self)
-        if reactor.on_progress is not None:
-            reactor.on_progress()
+            self.reactor.stop_attending(self)
+        if self.reactor_hot.on_progress is not None:
+            self.reactor_hot.on_progress()
 
 
 def new_operation(
@@ -798,7 +798,7 @@ def new_operation(
 
     An ``__init__`` would take 60 ns longer; a launch takes 1.3 µs beside the driver call.
     """
-    operation = queue.operation_class() if made is None else made()
+    operation = queue.device_hot.operation_class() if made is None else made()
     operation.id = next_id()
     operation.kind = kind
     operation.queue = queue

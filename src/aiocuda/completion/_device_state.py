@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
-from .._core import DeviceFields
+from .._core import DeviceHot
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
 from ._event_leases import EventLeases
@@ -20,13 +20,13 @@ from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
+from ._stream_operation import StreamOperation
 from ._submission import submitting
 from ._unseen_failure import UnseenFailure
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from .._core import Ring
-    from ._stream_operation import StreamOperation
 
 __all__ = ["DeviceState"]
 
@@ -77,13 +77,16 @@ class Budget:
         return cast("Budget", known)
 
 
-class DeviceState(DeviceFields):
+class DeviceState:
     """The event leases, predictions and submission limit of one opened device.
 
     State that threads share is changed by single list or integer operations.
 
     Attributes
     ----------
+    driver : Driver
+    hot : DeviceHot
+        What the core reads for each operation.
     device : int
         The index of the device.
     device_count : int
@@ -111,9 +114,9 @@ class DeviceState(DeviceFields):
     closing : bool
     """
 
-    __slots__ = ("__weakref__", "advises", "asynchronous", "budget", "closing", "cross_device_uses",
-                 "device", "device_count", "leases", "max_in_flight", "policy", "predictor", "process", "properties",
-                 "streams", "tokens", "unseen")  # fmt: skip
+    __slots__ = ("__weakref__", "advises", "asynchronous", "budget", "closing", "cross_device_uses", "device",
+                 "device_count", "driver", "hot", "leases", "max_in_flight", "policy", "predictor", "process",
+                 "properties", "streams", "tokens", "unseen")  # fmt: skip
 
     def __init__(
         self,
@@ -125,14 +128,16 @@ class DeviceState(DeviceFields):
         asynchronous: bool = True,
     ) -> None:
         self.policy = policy if driver.polls_freely else policy.parking()
-        super().__init__(driver, min(max_in_flight, QUEUE_ENTRIES), self.policy.linger)  # `_share` sets the limit
+        self.driver = driver
+        self.leases = EventLeases(driver, device)
+        limit = min(max_in_flight, QUEUE_ENTRIES)  # until `_share` sets it
+        self.hot = DeviceHot(limit, self.policy.linger, self.leases.plain, StreamOperation)
         self.asynchronous = asynchronous
         self.advises = False
         self.device = device
         self.device_count = driver.device_count()  # it does not change
         self.properties = properties
         self.max_in_flight = max_in_flight
-        self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
         self.cross_device_uses: dict[Ring, StreamOperation[Any] | None] = {}
         self.closing = False
@@ -182,29 +187,29 @@ class DeviceState(DeviceFields):
         listening = Listening.of(listener)
         with _LISTENING:
             while True:
-                present = self.listeners
+                present = self.hot.listeners
                 if present is not None and listener in present:
                     raise BusyError(f"{listener!r} listens to {self.properties.name} already: leave its block first")
                 changed = Listeners([listening]) if present is None else present.with_one(listening)
-                if self.listeners is present:  # not if the collector has run, and has closed a block of `listen`
-                    self.listeners = changed
+                if self.hot.listeners is present:  # not if the collector has run, and has closed a block of `listen`
+                    self.hot.listeners = changed
                     return
 
     def remove_listener(self, listener: object) -> bool:
         """Call the listener's hooks no more. Return False if it does not listen."""
         with _LISTENING:
             while True:
-                present = self.listeners
+                present = self.hot.listeners
                 if present is None or listener not in present:
                     return False
                 changed = present.without(listener)
-                if self.listeners is present:  # as in `add_listener`
-                    self.listeners = changed
+                if self.hot.listeners is present:  # as in `add_listener`
+                    self.hot.listeners = changed
                     return True
 
     def look_for_others(self) -> None:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
-        self.guarded = self.guarded or not sys.modules.keys().isdisjoint(CAPTURERS)
+        self.hot.guarded = self.hot.guarded or not sys.modules.keys().isdisjoint(CAPTURERS)
 
     def note_cross_device_use(self, queue: Ring) -> None:
         """Record that a stream of another opened device is about to use memory of this one."""
@@ -275,4 +280,4 @@ class DeviceState(DeviceFields):
         budget = self.budget
         streams = budget.streams + (budget.default_streams > 0)
         room = min(self.max_in_flight, QUEUE_ENTRIES * self.properties.hardware_queues // max(1, streams))
-        self.limit = max(1, room if self.asynchronous else room // max(1, budget.default_streams))
+        self.hot.limit = max(1, room if self.asynchronous else room // max(1, budget.default_streams))

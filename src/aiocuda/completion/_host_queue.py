@@ -93,12 +93,12 @@ class HostQueue:
                 queue.rare.skip(operation, poison.failure())
                 return False
             queue.poison = None
-        if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
+        if queue.shared and (gate is not None or len(queue.pending) >= queue.device_hot.limit):
             queue.poll()
-            if queue.reactor.faulted:  # the poll has found a fault, and has failed everything but this operation
+            if queue.reactor_hot.faulted:  # the poll has found a fault, and has failed everything but this operation
                 queue.enqueued -= 1
                 queue.check()
-            if len(queue.pending) >= queue.device_state.limit or (gate is not None and not gate.ready(operation)):
+            if len(queue.pending) >= queue.device_hot.limit or (gate is not None and not gate.ready(operation)):
                 queue.enqueued -= 1
                 raise BusyError(
                     f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
@@ -108,7 +108,7 @@ class HostQueue:
 
     def _report_full(self) -> None:
         """Log that the stream takes no more operations for now; at most once in `REPORT_SECONDS`."""
-        queue, limit = self._queue(), self._queue().device_state.limit
+        queue, limit = self._queue(), self._queue().device_hot.limit
         now = queue.driver.now()
         if len(queue.pending) >= limit and now - self._reported_at > REPORT_SECONDS:
             self._reported_at = now
@@ -121,7 +121,7 @@ class HostQueue:
             return  # `Ring.poll`, called below, pumps too
         queue = self._queue()  # first: a call may raise KeyboardInterrupt
         entries, pending, functions = self.entries, queue.pending, queue.rare.submissions
-        most = queue.device_state.limit
+        most = queue.device_hot.limit
         moved = False
         self._pumping = True
         try:

@@ -83,7 +83,7 @@ class Interruption:
         if isinstance(error, DeviceFault):
             queue.rare.report_fault(operation, error)
             return True
-        queue.reactor.resolved += self.finish(operation)
+        queue.reactor_hot.resolved += self.finish(operation)
         return False
 
     def finish(self, operation: StreamOperation[Any]) -> bool:

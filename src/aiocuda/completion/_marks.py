@@ -28,7 +28,7 @@ def enqueue_shared_mark(queue: Queue, keep: object) -> StreamOperation[None]:
     On a stream that others use, too, many tasks share one such operation when the stream is full.
     """
     own = own_queue(queue)
-    if own.shared and len(own.pending) >= own.device_state.limit:
+    if own.shared and len(own.pending) >= own.device_hot.limit:
         newest = own.pending[-1]  # so many tasks wait for this stream that they share a wait
         if newest.kind == "synchronize" and own.rare.record_again(newest):
             newest.keep = (newest.keep, keep)

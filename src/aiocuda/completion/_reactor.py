@@ -20,7 +20,7 @@ from .._base._loop_watch import LoopWatch
 from .._base._mistakes import add_reader
 from .._base._user_code import LEAVES_LOOP
 from .._base._wakeups import MOST_PER_TURN, WATCHDOG_SECONDS, Wakes
-from .._core import LANDING, ReactorFields
+from .._core import LANDING, ReactorHot
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
@@ -73,7 +73,7 @@ class QueryGuard:
         self.open = False
 
     def __enter__(self) -> Self:
-        if self._device_state.guarded and not self.open:
+        if self._device_state.hot.guarded and not self.open:
             try:
                 self._device_state.driver.begin_queries()
                 self.open = True
@@ -91,11 +91,15 @@ class QueryGuard:
             self._device_state.driver.end_queries()
 
 
-class Reactor(ReactorFields):
+class Reactor:
     """Resolves the operations of one loop on one device.
 
     Attributes
     ----------
+    device_state : DeviceState
+    loop : asyncio.AbstractEventLoop
+    hot : ReactorHot
+        What the core uses for each operation.
     closed : bool
         The reactor watches nothing any more.
     queues : dict of Ring
@@ -125,13 +129,15 @@ class Reactor(ReactorFields):
     )
 
     __slots__ = ("__weakref__", "_complained", "_descriptor", "_heard", "_held_up_until", "_loop_watch", "_spinning",
-                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "failed", "idle_moments", "jobs", "lost_wakes",
-                 "notifications", "notifier_pool", "opened", "orphans", "parks", "poll_allowance", "pumps",
-                 "query_guard", "queues", "sleeps", "submission_pace", "submitted", "sweeps", "wakes",
-                 "watchdog_wakes")  # fmt: skip
+                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "device_state", "failed", "hot", "idle_moments",
+                 "jobs", "loop", "lost_wakes", "notifications", "notifier_pool", "opened", "orphans", "parks",
+                 "poll_allowance", "pumps", "query_guard", "queues", "sleeps", "submission_pace", "submitted",
+                 "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(device_state, loop)
+        self.device_state = device_state
+        self.loop = loop
+        self.hot = ReactorHot(loop, device_state.driver.now)
         self.closed = False
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
@@ -192,7 +198,7 @@ class Reactor(ReactorFields):
 
     def stop_attending(self, queue: Ring) -> None:
         """Drop the plan of a queue: none of its operations has a waiter any more."""
-        self.attended.pop(queue, None)
+        self.hot.attended.pop(queue, None)
         queue.watch.attended = queue.watch.polling = False
 
     def retire(self, queue: Ring) -> None:
@@ -221,18 +227,18 @@ class Reactor(ReactorFields):
 
     def counts(self) -> list[int]:
         """Return the counters, in the order of `COUNTS`."""
-        counts = [getattr(self, name) for name in self.COUNTS]
+        counts = [getattr(self.hot if name in ("polls", "resolved") else self, name) for name in self.COUNTS]
         counts[0] += sum(queue.enqueued for queue in tuple(self.opened))
         return counts
 
     def inline(self, queue: Ring) -> int:
         """Poll for an await that begins. All awaits of one turn together resolve at most `MOST_PER_TURN` operations."""
-        left = MOST_PER_TURN - self.turn.inlined
+        left = MOST_PER_TURN - self.hot.turn.inlined
         if left <= 0:
             return 0
         resolved = queue.poll(left)
         if resolved:
-            self.turn.has_inlined(resolved)
+            self.hot.turn.has_inlined(resolved)
         return resolved
 
     # -- the rule of waits: see `_wait_rule` -------------------------------------------------------------------------
@@ -252,7 +258,7 @@ class Reactor(ReactorFields):
             elif not watch.polling and watch.armed is None:
                 self._arm(queue, operation)  # the time of the next query stays: awaits must not put it off
             return
-        self.attended[queue] = None
+        self.hot.attended[queue] = None
         watch.attended = True
         watch.parked = False
         watch.target = operation.id
@@ -275,10 +281,10 @@ class Reactor(ReactorFields):
         """Query the parked queues that are due, or begin to poll them."""
         early = self.alarm.early
         reached = max(now + early, self.alarm.reached)
-        shortest = step(len(self.attended))
+        shortest = step(len(self.hot.attended))
         # A driver that is held up in between sends the callbacks of several streams at once: they say nothing then.
         quiet_from = self._heard + shortest + early if now >= self._held_up_until else -math.inf
-        due, following = self.due(reached, quiet_from, OVERDUE + early, shortest)
+        due, following = self.hot.due(reached, quiet_from, OVERDUE + early, shortest)
         checked: list[Ring] = []
         armed: list[Ring] = []
         for queue in due:
@@ -336,7 +342,7 @@ class Reactor(ReactorFields):
         now = self.device_state.driver.now()
         may_poll = self.poll_allowance.is_left(now)
         with self.query_guard:
-            for queue in tuple(self.attended):
+            for queue in tuple(self.hot.attended):
                 watch = queue.watch
                 if not watch.polling:
                     continue
@@ -347,11 +353,11 @@ class Reactor(ReactorFields):
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
-                    if queue in self.attended:
+                    if queue in self.hot.attended:
                         self.plan(queue)  # the poll goes on if the wait does: an earlier operation had a waiter, too
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
-                    if queue in self.attended:
+                    if queue in self.hot.attended:
                         self._park(queue, queue.awaited()[0])
                 again = again or watch.polling
         if beside:
@@ -365,7 +371,7 @@ class Reactor(ReactorFields):
             self.stop_attending(queue)
             return
         self._arm(queue, operation)
-        if self.closed or self.faulted:
+        if self.closed or self.hot.faulted:
             return
         queue.watch.parked = True
         self._look_later(queue, self.device_state.driver.now())
@@ -377,7 +383,7 @@ class Reactor(ReactorFields):
         polls = self.poll_allowance.is_left(now)
         held_up = now < self._held_up_until
         begin, watch.poll_until = next_look(
-            self.device_state.policy, watch, now, polls=polls, held_up=held_up, waits=len(self.attended)
+            self.device_state.policy, watch, now, polls=polls, held_up=held_up, waits=len(self.hot.attended)
         )
         if begin <= now:
             watch.polling = True
@@ -520,7 +526,7 @@ class Reactor(ReactorFields):
                 elif (resolved or not queue.watch.attended) and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
         fault = self.device_state.driver.fault
-        if fault is not None and not self.faulted:
+        if fault is not None and not self.hot.faulted:
             self.fault(fault)
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
@@ -544,12 +550,12 @@ class Reactor(ReactorFields):
         of the stream whose query has found the fault.
         """
         fault = self.device_state.driver.fault or fault
-        was_known, failed = self.faulted, self.failed
+        was_known, failed = self.hot.faulted, self.failed
         self.fail_all(fault)
         if self.loop.is_closed():
             return
         for reactor in [known() for known in list(reactors_of(self.device_state.driver))]:
-            if reactor is not None and reactor.loop is self.loop and not (reactor.faulted or reactor.closed):
+            if reactor is not None and reactor.loop is self.loop and not (reactor.hot.faulted or reactor.closed):
                 reactor.fail_all(fault)
         if not was_known:
             log(
@@ -561,7 +567,7 @@ class Reactor(ReactorFields):
 
     def fail_all(self, fault: DeviceFault) -> None:
         """Fail all unfinished operations, awaited or not. Makes no driver call."""
-        self.faulted = True
+        self.hot.faulted = True
         for queue in tuple(self.queues):
             queue.rare.fail_all(fault)
             self.deactivate(queue)

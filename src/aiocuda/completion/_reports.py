@@ -46,7 +46,7 @@ class Reports:
 
     def followed(self, operation: StreamOperation[Any]) -> None:
         """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
-        listeners = self._queue().device_state.listeners
+        listeners = self._queue().device_hot.listeners
         if listeners is not None and listeners.follow:
             self._remove_failed(call_hooks(listeners.follow, self._queue(), operation))
 
@@ -65,9 +65,9 @@ class Reports:
         Return whether the operation now has an `Extra`: a hook may abandon it.
         """
         device_state = self._queue().device_state
-        listeners = device_state.listeners if operation.id != self._reported else None
-        if device_state.starts:
-            start, end = device_state.starts.pop(operation.id, None), operation.lease
+        listeners = device_state.hot.listeners if operation.id != self._reported else None
+        if device_state.hot.starts:
+            start, end = device_state.hot.starts.pop(operation.id, None), operation.lease
             if start is not None:
                 try:
                     if listeners is not None and end is not None and end.timing:
@@ -84,13 +84,13 @@ class Reports:
 
         ``awaited``: it had waiters, which have been woken.
         """
-        self._queue().device_state.starts.pop(operation.id, None)
+        self._queue().device_hot.starts.pop(operation.id, None)
         self.gone(operation, awaited)
 
     def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
         """Notify the listeners of an operation that nothing watches any more."""
         queue = self._queue()
-        listeners = queue.device_state.listeners
+        listeners = queue.device_hot.listeners
         if listeners is not None and listeners.resolve:
             before, queue.awaiting = queue.awaiting, operation if awaited else None
             try:

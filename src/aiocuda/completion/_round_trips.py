@@ -76,7 +76,7 @@ class RoundTripWatch:
 
     def look(self, reactor: Reactor) -> None:
         """Begin or end a probe. Called in each pass of the watchdog."""
-        resolved, self._resolved = reactor.resolved - self._resolved, reactor.resolved
+        resolved, self._resolved = reactor.hot.resolved - self._resolved, reactor.hot.resolved
         probe = self._probe
         if probe is not None:
             probe.passes += 1

@@ -31,7 +31,7 @@ class StreamLoad:
     def idle(self) -> bool:
         """True if the device has finished all operations of the stream. Queries the device if no task waits for it."""
         queue = self._queue
-        if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor.faulted:
+        if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor_hot.faulted:
             queue.end()  # the stream waits at a barrier; only a new event after that wait shows when it is over
         if queue.pending and not queue.watch.attended:  # otherwise the reactor will soon resolve the operations
             queue.poll()

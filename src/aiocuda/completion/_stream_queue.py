@@ -25,6 +25,7 @@ from .._core import (
     INTERNAL,
     LANDING,
     RECORDED,
+    REFUSING,
     SHARED,
     SUBMITTED,
     Estimate,
@@ -234,14 +235,14 @@ class StreamQueue:
     ) -> StreamOperation[Any]:
         """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
         ring = self._ring()
-        if ring.obstacles & RECORDED:
+        # As `Ring.check`, without its call.
+        if ring.obstacles & REFUSING or _get_running_loop() is not ring.loop or ring.driver.fault is not None:
             self.refuse_unusable("submit")
-        ring.check()
         operation: StreamOperation[Any] = new_operation(ring, "submit", estimate, keep)
         if (
             gate is self.submissions  # as the only gate
             and not (ring.obstacles & COMPLICATED or ring.on_host)
-            and len(ring.pending) < ring.device_state.limit
+            and len(ring.pending) < ring.device_hot.limit
             and gate.ready(operation)
         ):
             ring.submit(operation, call, (operation,))  # 3 µs faster than through the host queue
@@ -298,13 +299,12 @@ class StreamQueue:
             except BaseException:
                 leases.give(start)
                 raise
-            ring.device_state.starts[operation.id] = start
+            ring.device_hot.starts[operation.id] = start
         if call is not None:
             call(*arguments)
         operation.submitted_at = now
-        lease = operation.lease or (
-            ring.idle_leases.pop() if ring.idle_leases and not timing else leases.take(timing=timing)
-        )
+        idle = ring.device_hot.idle_leases
+        lease = operation.lease or (idle.pop() if idle and not timing else leases.take(timing=timing))
         try:
             ring._record(lease.handle)
         except BaseException:
@@ -380,7 +380,7 @@ class StreamQueue:
         if lease is not None and not ring.on_host and ring._poison is None:
             ring.note_wait()
             ring.driver.stream_wait(ring.handle, lease.handle)
-            if ring.device_state.listeners is not None:
+            if ring.device_hot.listeners is not None:
                 self.reports.followed(operation)
         elif not operation.is_settled:
             self.wait(operation)
@@ -408,14 +408,14 @@ class StreamQueue:
         """
         ring = self._ring()
         lease = ring.pending[0].lease if ring.pending else None
-        if lease is None or ring._resolving or (ring.device_state.guarded and not ring.reactor.query_guard.open):
+        if lease is None or ring._resolving or (ring.device_hot.guarded and not ring.reactor.query_guard.open):
             return False
         try:
             if ring.driver.event_query(lease.handle):
                 return False  # `poll` counts it
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
-        ring.reactor.polls += 1
+        ring.reactor_hot.polls += 1
         ring.last_busy = ring.now()
         return True
 
@@ -576,7 +576,7 @@ class StreamQueue:
         ring.obstacles |= FAULTED
         ring._target = None
         before = ring.reactor.failed
-        listened = ring.device_state.listeners is not None or bool(ring.device_state.starts)
+        listened = ring.device_hot.listeners is not None or bool(ring.device_hot.starts)
         for operation, awaited in self.host_queue.fail_all(fault, failure):
             if listened and not self.reports.was_reported(operation):
                 self.reports.faulted(operation, awaited)
@@ -707,7 +707,7 @@ class StreamQueue:
         if driver.fault is not None:
             return True
         with contextlib.ExitStack() as queries:
-            if ring.device_state.guarded and ring.pending:
+            if ring.device_hot.guarded and ring.pending:
                 driver.begin_queries()
                 queries.callback(driver.end_queries)
             return all(
@@ -727,7 +727,7 @@ class StreamQueue:
             if ring.driver.fault is None:
                 if lease is not None and ours:
                     ring.device_state.leases.give(lease)
-                start = ring.device_state.starts.pop(operation.id, None)
+                start = ring.device_hot.starts.pop(operation.id, None)
                 if start is not None:
                     ring.device_state.leases.give(start)
             operation.call_on_settled()
@@ -739,7 +739,7 @@ class StreamQueue:
 
 def new_queue(reactor: Reactor, handle: int, name: str, imported: bool = False) -> Ring:
     """Return the queue of a stream, empty and open."""
-    ring = Ring(reactor, handle, name, StreamOperation)
+    ring = Ring(reactor, handle, name)
     ring.rare = StreamQueue(ring, imported)
     reactor.add(ring)
     return ring

@@ -169,7 +169,7 @@ class Scheduler:
     @property
     def has_listeners(self) -> bool:
         """True if the device has listeners, which need to see that an operation is awaited."""
-        return self.resources.device_state.listeners is not None
+        return self.resources.device_state.hot.listeners is not None
 
     def check_loop(self) -> None:
         """Raise `WrongLoopError` on another loop than the coordinator's."""

@@ -52,7 +52,7 @@ class LoaderResources:
         self.now = device.driver.now
         self._device_resources = resources_of(device)
         self._reactor = self._device_resources.open_reactor()
-        self.turn = self._reactor.turn
+        self.turn = self._reactor.hot.turn
         self._at_once = max(1, options.workers)
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()

@@ -162,7 +162,7 @@ class StagingBuffers:
         finally:
             self._granting = False
         # A copy may become certain when operations pass, without a chunk being returned.
-        self._reactor.on_progress = self.grant if self._waiting else None
+        self._reactor.hot.on_progress = self.grant if self._waiting else None
 
     def _grow(self) -> bool:
         """Make one more chunk buffer, unless there are enough; True if a buffer is free now."""
@@ -200,7 +200,7 @@ class StagingBuffers:
         if self.slab.locked:
             self._pool.return_region(self.slab)
         self._waiting = None
-        self._reactor.on_progress = None
+        self._reactor.hot.on_progress = None
         self.chunks.clear()
         self._free.clear()
         self.small.clear()

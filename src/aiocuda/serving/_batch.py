@@ -119,12 +119,12 @@ class BatchHooks:
 
     def context(self) -> contextvars.Context | None:
         """Return the context of the caller, for a new request; None if no listener has a hook."""
-        listeners = self._device_state.listeners
+        listeners = self._device_state.hot.listeners
         return contextvars.copy_context() if listeners is not None and (listeners.batch or listeners.outcome) else None
 
     def begin(self, running: RunningBatch, batch: Batch[Any], now: float) -> None:
         """Call the hooks before the function of a batch. The batch keeps what to call at its end."""
-        listeners = self._device_state.listeners
+        listeners = self._device_state.hot.listeners
         if listeners is None:
             return
         requests = running.requests
@@ -166,7 +166,7 @@ class BatchHooks:
 
     def ended(self, request: Request, *, cancelled: bool, now: float) -> None:
         """Call the hooks for a request that has its outcome."""
-        listeners = self._device_state.listeners
+        listeners = self._device_state.hot.listeners
         if listeners is None or not listeners.outcome:
             return
         ended = EndedRequest(

@@ -94,10 +94,10 @@ def _client_state(system: WakeupSystem, client: Client) -> Hashable:
     return (
         reactor.closed,
         _ordered(system, (queue.name for queue in reactor.queues)),
-        _ordered(system, (queue.name for queue in reactor.attended)),
+        _ordered(system, (queue.name for queue in reactor.hot.attended)),
         reactor._spinning,
-        reactor.turn.immediate > 0,
-        reactor.turn.inlined > 0,
+        reactor.hot.turn.immediate > 0,
+        reactor.hot.turn.inlined > 0,
         tuple(sorted(map(name_of, loop.timers))),
         tuple(name_of(handle) for handle in loop.ready),
         reactor.alarm.at == math.inf,  # when it comes, all parked queues are due

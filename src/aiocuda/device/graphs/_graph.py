@@ -60,7 +60,7 @@ class CapacityGate:
         """True if there is room. A graph that is larger than the limit waits until no other is unfinished."""
         queue = self._queue
         taken = sum(len(kept.nodes) for each in queue.pending if isinstance(kept := each.keep, GraphVersion))
-        return taken == 0 or taken + self._nodes <= queue.device_state.limit
+        return taken == 0 or taken + self._nodes <= queue.device_hot.limit
 
     def failure(self) -> Failure | None:
         return None  # it waits for no operation of another stream
@@ -242,7 +242,7 @@ class Graph(ProcessLocal):
         if (
             not executable.built
             or (last is not None and last.status == QUEUED and last.queue is not queue)
-            or (len(queue.pending) + 1) * len(nodes) > queue.device_state.limit
+            or (len(queue.pending) + 1) * len(nodes) > queue.device_hot.limit
         ):
             gates += self._launch_gates(queue, version)
         arguments = (queue.handle, nodes)
@@ -318,7 +318,7 @@ class Graph(ProcessLocal):
         if not executable.built:
             executable.ready(None)  # raises if it could not be built
             gates.append(executable.wanted_by(queue))
-        if (len(queue.pending) + 1) * count > queue.device_state.limit:
+        if (len(queue.pending) + 1) * count > queue.device_hot.limit:
             gates.append(CapacityGate(queue, count))
         return gates
 

@@ -95,7 +95,7 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
         if unchecked and lease is not None and not queue.obstacles & COMPLICATED and not queue.on_host:
             queue.note_wait()
             wait(queue.handle, lease.handle)
-            if queue.device_state.listeners is not None:
+            if queue.device_hot.listeners is not None:
                 queue.rare.reports.followed(joined)
         else:
             follow(queue, joined)
@@ -174,7 +174,7 @@ def _wait_for_all(first: Ring, others: list[Ring], unchecked: bool) -> None:
                 if lease is not None and tail.extra is None:
                     first.note_wait()
                     wait(handle, lease.handle)
-                    if first.device_state.listeners is not None:
+                    if first.device_hot.listeners is not None:
                         first.rare.reports.followed(tail)
                     continue
             follow(first, queue.end())
