@@ -323,7 +323,7 @@ def mistakes_that_a_type_checker_reports(device: Device, stream: Stream, kernel:
     kernel[1, 1]  # type: ignore[index]
     kernel(1)  # type: ignore[operator]
     stream.empty(4) + 1  # type: ignore[operator]
-    stream.launch(kernel, 1, 1, cooperative=True)  # type: ignore[arg-type]
+    stream.launch(kernel, 1, 1, cooperative=True)  # type: ignore[call-overload]
     Kernel("k", source="", ptx="")  # type: ignore[call-arg]
     DataLoader(device, [], num_workers=2)  # type: ignore[call-arg]
     device.event()  # type: ignore[attr-defined]

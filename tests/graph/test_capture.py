@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[Device, Stream, Any], object], type[Exception
     "wrong size": (lambda d, s, b: s.copy(b, d.pinned(N + 1, np.uint32)), InvalidArgumentError, "sizes differ"),
     "wrong value": (lambda d, s, b: s.fill(b, -1), InvalidArgumentError, "does not fit"),
     "no buffer": (lambda d, s, b: s.download(np.zeros(4)), InvalidTypeError, "takes a device buffer"),  # type: ignore[arg-type]
-    "no kernel": (lambda d, s, b: s.launch(print, 1, 1), InvalidTypeError, "takes an aiocuda.Kernel"),  # type: ignore[arg-type]
+    "no kernel": (lambda d, s, b: s.launch(print, 1, 1), InvalidTypeError, "takes an aiocuda.Kernel"),  # type: ignore[call-overload]
     "wrong arguments": (lambda d, s, b: s.launch(AFFINE, 1, 1, b), InvalidTypeError, "takes 4 arguments"),
     "wrong block": (lambda d, s, b: s.launch(AFFINE, 1, 4096, b, N, 1, 1), InvalidArgumentError, "block"),
     "overlap": (lambda d, s, b: s.copy(b[1:], b[:-1]), InvalidArgumentError, "overlap"),

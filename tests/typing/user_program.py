@@ -41,6 +41,8 @@ async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArr
         assert_type(right.wait(up), aiocuda.Operation[None])
         launched = right.launch(scale, (x.size + 255) // 256, 256, 2.0, dx, dy, x.size)
         assert_type(launched, aiocuda.Operation[None])
+        assert_type(right.launch(scale, 2.0, dx, dy, x.size, n=x.size, block=128), aiocuda.Operation[None])
+        assert_type(right.zeros(x.shape, x.dtype), aiocuda.DeviceBuffer)
         down = right.download(dy)
         assert_type(down, aiocuda.Operation[npt.NDArray[Any]])
         assert_type(right.record(timing=True), aiocuda.Event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, overload
 
 from .._base._label import check_label
 from ._operation import Operation
@@ -27,11 +27,26 @@ class EnqueuingStream:
     _launches: Launches
     _transfers: Transfers
 
-    def launch(
-        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
-        label: str | None = None, **unknown: Never,
+    if TYPE_CHECKING:
+
+        @overload
+        def launch(
+            self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any,
+            shared_bytes: int = 0, label: str | None = None,
+        ) -> Operation[None]: ...  # fmt: skip
+
+        @overload
+        def launch(
+            self, kernel: Kernel, *args: Any, n: int, block: int = 256, shared_bytes: int = 0, label: str | None = None
+        ) -> Operation[None]: ...
+
+    def launch(  # type: ignore[misc] # mypy does not see that `unknown` takes the names of the first three
+        self, kernel: Any = None, grid: Any = None, block: Any = None, /, *args: Any, shared_bytes: int = 0,
+        label: str | None = None, **unknown: Any,
     ) -> Operation[None]:  # fmt: skip
-        """Run a kernel. ``cuLaunchKernelEx``.
+        """Run a kernel: ``launch(kernel, grid, block, *args)`` or ``launch(kernel, *args, n=count, block=256)``.
+
+        It calls ``cuLaunchKernelEx``.
 
         Parameters
         ----------
@@ -41,12 +56,17 @@ class EnqueuingStream:
             Blocks, and threads per block: an integer, or one to three of them.
         *args
             One for each of the kernel's parameters: buffers for pointers, numbers for scalars.
+        n
+            The least number of threads, in place of ``grid``: ⌈n / block⌉ blocks are launched, and the kernel compares
+            its index with the number that it is given. All positional arguments are then the kernel's, and ``block=``
+            is one integer. With 0, no kernel is launched: the operation is done when all earlier work is.
         shared_bytes
             Dynamic shared memory per block.
         label
             The label of this operation, see `aiocuda.label`.
         **unknown
-            There are none: a keyword of another library raises `InvalidTypeError` with the cure.
+            ``n``, or ``kernel``, ``grid`` and ``block`` by name. A keyword of another library raises
+            `InvalidTypeError` with the cure.
         """
         if unknown or self._hook is not None:
             return self._launch_unusual(kernel, grid, block, args, shared_bytes, label, unknown)

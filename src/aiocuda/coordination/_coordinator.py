@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._base._arrays import check_alike
 from .._base._checks import check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
+from .._base._launch import read_launch
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._types import SourceLine
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCoordinator", "CoordinatorStatistics"]
 
 _KINDS = frozenset(KINDS)
+
+_COMPUTE = "compute takes the kernel's own arguments by position; help(AsyncCoordinator.compute) lists its keywords"
 
 #: How many combinations of grid, block and shared memory are remembered as valid.
 MOST_EXTENTS = 256
@@ -215,13 +218,15 @@ class AsyncCoordinator(Owner):
         return node
 
     def compute(
-        self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared_bytes: int = 0, after: After = (),
-        reads: Iterable[Any] | None = None, writes: Iterable[Any] | None = None, stream: Stream | None = None,
-        priority: NodePriority = "normal", description: str = "", label: str | None = None, kind: Kind = "kernel",
+        self, kernel: Kernel = None, grid: Any = None, block: Any = None, /, *args: Any, shared_bytes: int = 0,  # type: ignore[assignment]
+        after: After = (), reads: Iterable[Any] | None = None, writes: Iterable[Any] | None = None,
+        stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
+        label: str | None = None, kind: Kind = "kernel", **launch: Any,
     ) -> Node[None]:  # fmt: skip
         """Run a kernel. ``cuLaunchKernelEx``.
 
-        The arguments are those of `Stream.launch`; a node of `upload` can replace its buffer. A buffer counts as read
+        The arguments are those of `Stream.launch`, ``(kernel, grid, block, *args)`` or ``(kernel, *args, n=count,
+        block=256)``; a node of `upload` can replace its buffer. A buffer counts as read
         and written; if its parameter is ``const``, as read. For a buffer that ``reads`` or ``writes`` names, only that
         declaration counts. A buffer that only ``writes`` names is overwritten: the operation does not need its content,
         and runs even if the content is poisoned.
@@ -232,6 +237,10 @@ class AsyncCoordinator(Owner):
             As for `Stream.launch`. No operation is registered.
         """
         began, node = self._begin(kind, "compute", stream, priority, description, label)
+        if launch:
+            kernel, grid, block, args = read_launch(
+                "AsyncCoordinator.compute", (kernel, grid, block, *args), launch, _COMPUTE, {}
+            )
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")
         uploads: list[ScheduledNode[Any]] = []
@@ -244,9 +253,12 @@ class AsyncCoordinator(Owner):
         if error is None:
             values = kernel.bind(args)
             checked = self._checked_launch
+            is_empty = "n" in launch and not grid
             if grid is not checked[0] or block is not checked[1] or shared_bytes is not checked[2]:
-                self._check_launch(grid, block, shared_bytes)
+                self._check_launch(1 if is_empty else grid, block, shared_bytes)
             node.work = partial(launch_converted, kernel, grid, block, args, values, shared_bytes)
+            if is_empty:
+                node.work = Stream.synchronize
         elif len(args) != len(kernel.signature.parameters):
             raise kernel.signature.count_error(args)
         accesses = accesses_of_launch(kernel, args, reads, writes)

@@ -10,6 +10,8 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["check_extent"]
 
+_LAUNCH = "launch(kernel, grid, block, *arguments), or launch(kernel, *arguments, n=count, block=256)"
+
 
 def check_extent(grid: Any, block: Any, shared_bytes: Any, properties: DeviceProperties) -> tuple[Dim3, Dim3]:
     """Return grid and block as three integers each, after all checks.
@@ -60,5 +62,6 @@ def _integer(what: str, value: Any) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidTypeError(f"{what} takes integers, not {value!r} ({type(value).__name__})")
+        cure = f": {_LAUNCH}" * (what != "shared_bytes")
+        raise InvalidTypeError(f"{what} takes integers, not {value!r} ({type(value).__name__}){cure}")
     return number

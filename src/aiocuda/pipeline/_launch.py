@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
+from .._base._launch import read_launch
 from ..completion import Operation
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
@@ -16,6 +17,9 @@ from ..memory import DeviceBuffer
 from ._slot import Slot
 
 __all__ = ["Launch", "SlotBuffer"]
+
+
+_LAUNCH = "it takes shared_bytes=, n= and block=; the kernel's own arguments have no keywords"
 
 
 class SlotBuffer:
@@ -50,14 +54,14 @@ class SlotBuffer:
 
 
 class Launch:
-    """A stage function that launches one kernel: ``Stage("square", Launch(square, blocks, 256, x, y, n))``.
+    """A stage function that launches one kernel: ``Stage("square", Launch(square, x, y, n, n=n))``.
 
     It calls ``cuLaunchKernelEx``.
 
     Parameters
     ----------
-    kernel, grid, block, shared_bytes
-        As in `aiocuda.Stream.launch`.
+    kernel, grid, block, n, shared_bytes
+        As in `aiocuda.Stream.launch`: grid and block, or ``n=`` and ``block=``.
     *args
         The kernel's arguments. A `SlotBuffer` is replaced by the slot's buffer. A function is called with the slot and
         returns the argument: ``lambda slot: len(slot.item)``.
@@ -77,11 +81,15 @@ class Launch:
         Not a kernel; not as many arguments as the kernel has parameters.
     """
 
-    __slots__ = ("args", "block", "grid", "inputs", "kernel", "outputs", "shared_bytes")
+    __slots__ = ("_is_empty", "args", "block", "grid", "inputs", "kernel", "outputs", "shared_bytes")
 
     def __init__(
-        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0
-    ) -> None:
+        self, kernel: Kernel = None, grid: Any = None, block: Any = None, /, *args: Any, shared_bytes: int = 0,  # type: ignore[assignment]
+        **launch: Any,
+    ) -> None:  # fmt: skip
+        if launch:
+            kernel, grid, block, args = read_launch("Launch", (kernel, grid, block, *args), launch, _LAUNCH, {})
+        self._is_empty = "n" in launch and not grid
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"a stage launches an aiocuda.Kernel, not {type(kernel).__name__}")
         parameters = kernel.signature.parameters
@@ -112,6 +120,8 @@ class Launch:
     def __call__(self, slot: Slot) -> Operation[None]:
         """Enqueue the launch on the slot's stream."""
         arguments = self.arguments(slot)
+        if self._is_empty:
+            return slot.stream.launch(self.kernel, *arguments, n=0, block=self.block, shared_bytes=self.shared_bytes)
         return slot.stream.launch(self.kernel, self.grid, self.block, *arguments, shared_bytes=self.shared_bytes)
 
     def __repr__(self) -> str:

@@ -153,6 +153,13 @@ class Launches(LaunchFields):
             self.bound[kernel, grid, block, shared_bytes] = bound
         return self.launch(bound, args)
 
+    def check_empty(self, kernel: Any, block: Any, args: tuple[Any, ...], shared_bytes: Any) -> None:
+        """Check a launch of no blocks as every other one."""
+        if not isinstance(kernel, Kernel):
+            raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
+        check_extent(1, block, shared_bytes, self._resources.properties)
+        kernel.bind(args)
+
     def _launch_after_load(
         self, kernel: Kernel, extents: tuple[Dim3, Dim3], pointers: tuple[int, ...], args: tuple[Any, ...],
         shared_bytes: int,

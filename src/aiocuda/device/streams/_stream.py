@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from ..._base._checks import as_integer, check_callback, check_integer
 from ..._base._label import labelled
+from ..._base._launch import read_launch
 from ..._base._log import log
-from ..._base._mistakes import lacks, unknown_keyword
+from ..._base._mistakes import lacks
 from ..._base._owner import Owner
 from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Outcome, Scope
@@ -57,7 +58,7 @@ _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another l
 
 _CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
 
-_LAUNCH = "launch takes shared_bytes= and label=; the kernel's arguments follow the block, without keywords"
+_LAUNCH = "launch takes shared_bytes=, label=, n= and block=; the kernel's own arguments have no keywords"
 _LAUNCH_KEYWORDS = {
     "cluster": "write `__cluster_dims__(x, y, z)` after `__global__` in the kernel's source",
     "cooperative": "no launch of this library is cooperative. Split the kernel where its blocks wait for each other, "
@@ -144,6 +145,15 @@ class Stream(EnqueuingStream, Owner):
             allocations.live()
         return buffer
 
+    def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
+        """Return new device memory whose bytes are 0, without waiting: `empty`, then a `fill` in the stream's order.
+
+        Any dtype is possible. Another stream has to `wait` for this one before it uses the memory, as for other work.
+        """
+        buffer = self.empty(shape, dtype)
+        self.fill(buffer.reshape(-1).view(np.uint8), 0)
+        return buffer
+
     def empty_like(self, array: npt.ArrayLike | DeviceBuffer) -> DeviceBuffer:
         """Return new device memory of an array's shape and dtype."""
         if isinstance(array, (np.ndarray, DeviceBuffer)):
@@ -212,9 +222,15 @@ class Stream(EnqueuingStream, Owner):
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None,
         unknown: dict[str, Any],
     ) -> Operation[None]:  # fmt: skip
-        """Do a launch by the hook of the stream; refuse unknown keywords."""
+        """Do a launch with keywords, or by the hook of the stream."""
         if unknown:
-            raise unknown_keyword("Stream.launch", unknown, _LAUNCH, _LAUNCH_KEYWORDS)
+            kernel, grid, block, args = read_launch(
+                "Stream.launch", (kernel, grid, block, *args), unknown, _LAUNCH, _LAUNCH_KEYWORDS
+            )
+            if not grid and "n" in unknown:
+                self._launches.check_empty(kernel, block, args, shared_bytes)
+                return self.synchronize(label=label)
+            return self.launch(kernel, grid, block, *args, shared_bytes=shared_bytes, label=label)
         if label is not None:
             return labelled(label, self.launch, kernel, grid, block, *args, shared_bytes=shared_bytes)
         assert self._hook is not None
