@@ -1,4 +1,4 @@
-"""Rows 41 to 50: kernels, and what they are launched with."""
+"""Rows 41 to 51: kernels, and what they are launched with."""
 
 from __future__ import annotations
 
@@ -85,6 +85,18 @@ CASES = [
         for name in ("", "1k", "k k", "k<float>", "a::k", "k\0", "k\n", "ключ")
     ),
     Case(47, "name None", lambda *_: Kernel(None, source=_SOURCE), InvalidTypeError, "NoneType"),  # type: ignore[arg-type]
+    *(
+        Case(
+            48,
+            repr(option),
+            each_of(lambda _, option: Kernel("k", source=_SOURCE, options=[option]), option),
+            InvalidArgumentError,
+            repr(option),
+        )
+        for option in ("-I/etc", "--include-path=/etc", "-include", "@file", "-O3", "-DX=1\n#include </etc/passwd>")
+    ),
+    Case(48, "a string", lambda *_: Kernel("k", source=_SOURCE, options="-lineinfo"), InvalidTypeError, "(option,)"),
+    Case(48, "bytes", lambda *_: Kernel("k", source=_SOURCE, options=[b"-G"]), InvalidTypeError, "b'-G'"),  # type: ignore[list-item]
     *(
         Case(
             50,

@@ -148,8 +148,8 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
     "Kernel(cubin=)": (lambda at: kernel(cubin=b"x"), InvalidTypeError, "from_cuda_core(ObjectCode.from_cubin(code)"),
     "Kernel(options=)": (
         lambda at: kernel(options=["-O3"]),
-        InvalidTypeError,
-        "ProgramOptions, and use Kernel.from_cuda",
+        InvalidArgumentError,
+        "there are -ftz= ",
     ),
     "Kernel(code=)": (lambda at: kernel(code=SOURCE), InvalidTypeError, "it is called source"),
     "Kernel(gird=)": (
@@ -296,7 +296,7 @@ async def test_wrong_names_do_not_exist_otherwise(place: Place) -> None:
 
 async def test_kernel_keeps_its_signature() -> None:
     assert list(inspect.signature(Kernel).parameters) == [
-        "name", "source", "host", "host_seconds", "include_dirs", "includes"
+        "name", "source", "host", "host_seconds", "include_dirs", "includes", "options"
     ]  # fmt: skip
     assert list(inspect.signature(DataLoader).parameters)[:5] == ["device", "source", "fields", "decode", "batch_size"]
 

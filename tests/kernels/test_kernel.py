@@ -154,20 +154,73 @@ def test_wrong_constructor_arguments(settings: dict[str, Any], error: type[Excep
         Kernel(**{"name": "saxpy", "source": SAXPY, **settings})
 
 
-@pytest.mark.parametrize("option", ["-I/etc", "--include-path=/etc", "-include/etc/passwd", "@/etc/passwd"])
-def test_a_kernel_takes_no_options(option: str) -> None:
-    """What may be set has a name; and a directory is a directory, whatever it is called."""
-    with pytest.raises(InvalidTypeError, match="Kernel has no parameter 'options'"):
-        Kernel("saxpy", source=SAXPY, options=[option])  # type: ignore[call-arg]  # that is the point
-    kernel = Kernel("saxpy", source=SAXPY, include_dirs=[option])
-    assert kernel.source.include_dirs == (os.path.abspath(option),)
+FILES = (
+    *(
+        "-I/etc",
+        "-I",
+        "--include-path=/etc",
+        "-include/etc/passwd",
+        "-include=x.h",
+        "--pre-include=x.h",
+        "@/etc/passwd",
+    ),
+    *("--options-file=x", "-optf=x", "--pch", "--create-pch=x", "--use-pch=x", "--pch-dir=x", "--time=x"),
+    *("--device-time-trace=x", "--fdevice-time-trace=x", "-dlto", "-G", "-Xptxas=-v", "--gpu-architecture=sm_90"),
+    *(
+        "-DX=1 -I/etc\n",
+        "-DX=1\n#include </etc/passwd>",
+        "-DX=\\",
+        "-D",
+        "-D 1X",
+        "-DX\0",
+        "-U",
+        "-UX=1",
+        "",
+        " -ftz=true",
+    ),
+    *(
+        "-ftz",
+        "-ftz=1",
+        "-ftz=true ",
+        "-maxrregcount=-1",
+        "-std=gnu++17",
+        "-diag-suppress=all",
+        "-lineinfo=x",
+        "-D\u00e9",
+    ),
+)
+
+
+@pytest.mark.parametrize("option", FILES)
+def test_an_option_outside_the_list_is_refused(option: str) -> None:
+    """It may name a file. A directory is a directory, whatever it is called."""
+    with pytest.raises(InvalidArgumentError, match="is not taken: there are -ftz="):
+        saxpy(options=["-fmad=false", option])
+    if option and "\0" not in option:
+        assert saxpy(include_dirs=[option]).source.include_dirs == (os.path.abspath(option),)
+
+
+@pytest.mark.parametrize("options", ["-ftz=true", b"-ftz=true", None, 7, [7], {"-ftz=true"}, [b"-ftz=true"]])
+def test_options_are_a_sequence_of_strings(options: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="option"):
+        saxpy(options=options)
+
+
+def test_options_reach_the_driver_in_their_order() -> None:
+    given = ["-DB=2", "-ftz=true", "-DA=1", "--std=c++20"]
+    driver = CountingDriver()
+    kernel = saxpy(options=given)
+    given.clear()
+    kernel.load(as_driver(driver), 0)
+    ((_, source),) = driver.compiled
+    assert source.options == ("-DB=2", "-ftz=true", "-DA=1", "--std=c++20")
 
 
 def test_includes_false_refuses_an_include() -> None:
     source = f'#include "/etc/passwd"\n{SAXPY}'
     assert Kernel("saxpy", source=source).source.includes
     with pytest.raises(CompileError, match="line 1: #include is refused, because includes=False"):
-        Kernel("saxpy", source=source, includes=False)
+        Kernel("saxpy", source=source, includes=False, options=["-DX=1"])
 
 
 def test_include_directories_do_not_move_with_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +231,7 @@ def test_include_directories_do_not_move_with_the_current_one(tmp_path: Path, mo
 
 
 def test_a_kernel_can_be_pickled_if_its_host_implementation_can() -> None:
-    kernel = saxpy(host=saxpy_host, host_seconds=0.25, include_dirs=["/opt"])
+    kernel = saxpy(host=saxpy_host, host_seconds=0.25, include_dirs=["/opt"], options=["-lineinfo"])
     driver = CountingDriver()
     kernel.load(as_driver(driver), 0)
     copy = pickle.loads(pickle.dumps(kernel))

@@ -181,7 +181,7 @@ async def name_of_a_subpackage(device: aiocuda.Device, stream: Stream) -> None:
 
 
 async def keyword_of_another_library(device: aiocuda.Device, stream: Stream) -> None:
-    aiocuda.Kernel("k", source="", options=[])  # type: ignore[call-arg]
+    aiocuda.Kernel("k", source="", ptx="")  # type: ignore[call-arg]
 
 
 class WithoutReaders(asyncio.SelectorEventLoop):

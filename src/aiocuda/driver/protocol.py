@@ -475,6 +475,7 @@ class CudaSource:
     text: str
     include_dirs: tuple[str, ...] = ()
     includes: bool = True  #: False refuses every ``#include``
+    options: tuple[str, ...] = ()  #: of the compiler; none of them names a file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,6 +28,19 @@ __all__ = ["Kernel"]
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
+
+#: The options of NVRTC that open no file. A definition is one line of the program.
+_OPTION = re.compile(
+    r"--?(?:ftz|prec-div|prec-sqrt|fmad)=(?:true|false)|--?use_fast_math|-lineinfo|--generate-line-info"
+    r"|--?maxrregcount=\d{1,3}|--?std=c\+\+\d\d|--?diag-(?:error|suppress|warn)=\d+(?:,\d+)*"
+    r"|(?:-D|--define-macro=)[A-Za-z_]\w*(?:=(?:[^\x00-\x1f\x7f\s\\][^\x00-\x1f\x7f\\]*)?)?"
+    r"|(?:-U|--undefine-macro=)[A-Za-z_]\w*",
+    re.ASCII,
+)
+_OPTIONS = (
+    "-ftz= -prec-div= -prec-sqrt= -fmad= (true or false), -use_fast_math, -DNAME=value, -UNAME, -maxrregcount=32, "
+    "-lineinfo, -std=c++20 and -diag-suppress=177 (-diag-error=, -diag-warn=)"
+)
 _COMPILED = "Kernel.from_cuda_core(ObjectCode.from_{}(code).get_kernel(name), parameters), with cuda.core's ObjectCode"
 
 
@@ -67,11 +80,16 @@ class Kernel:
         per process and not cached on disk, because a header may change.
     includes
         False refuses every ``#include``. The compiler can then open no file.
+    options
+        Options of the compiler, one string each, which the host driver ignores: ``-ftz=``, ``-prec-div=``,
+        ``-prec-sqrt=`` and ``-fmad=`` with ``true`` or ``false``, ``-use_fast_math``, ``-DNAME=value``, ``-UNAME``,
+        ``-maxrregcount=``, ``-lineinfo``, ``-std=``, ``-diag-error=``, ``-diag-suppress=`` and ``-diag-warn=``.
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        A parameter cannot be used, or the host implementation cannot be called with the kernel's arguments.
+        A parameter cannot be used, an option is not in the list, or the host implementation cannot be called with the
+        kernel's arguments.
     CompileError
         The source declares no such kernel, or has an ``#include`` with ``includes=False``.
     UnsupportedError
@@ -96,11 +114,9 @@ class Kernel:
 
     @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     @keywords(
-        "Kernel takes a name, source=, host=, host_seconds=, include_dirs= and includes=",
+        "Kernel takes a name, source=, host=, host_seconds=, include_dirs=, includes= and options=",
         ptx=f"compiled code becomes a kernel by {_COMPILED.format('ptx')}",
         cubin=f"compiled code becomes a kernel by {_COMPILED.format('cubin')}",
-        options="write `#define` into the source; for other options compile by cuda.core's Program and ProgramOptions, "
-        "and use Kernel.from_cuda_core(kernel, parameters)",
         code="it is called source",
     )
     def __init__(
@@ -112,6 +128,7 @@ class Kernel:
         host_seconds: float | None = None,
         include_dirs: Sequence[str | os.PathLike[str]] = (),
         includes: bool = True,
+        options: Sequence[str] = (),
     ) -> None:
         _check_name(name)
         if not isinstance(includes, bool):
@@ -121,7 +138,9 @@ class Kernel:
         if not includes:
             refuse_includes(text)
         qualified, signature = find_kernel(text, name)
-        self._set_up(CudaSource(qualified, text, directories, includes), signature, host, host_seconds)
+        self._set_up(
+            CudaSource(qualified, text, directories, includes, _options(options)), signature, host, host_seconds
+        )
 
     @classmethod
     def from_cuda_core(cls, kernel: Any, parameters: str, host: Callable[..., object] | None = None) -> Self:
@@ -234,6 +253,7 @@ class Kernel:
             host_seconds=self.host_seconds,
             include_dirs=self._code.include_dirs,
             includes=self._code.includes,
+            options=self._code.options,
         )
         return make, (self.name,)
 
@@ -375,6 +395,19 @@ def _directories(include_dirs: object) -> tuple[str, ...]:
             raise InvalidArgumentError(f"{path!r} is no include directory")
         made.append(os.path.abspath(path))  # the compiler runs in another directory
     return tuple(made)
+
+
+def _options(options: object) -> tuple[str, ...]:
+    if not isinstance(options, Sequence) or isinstance(options, str | bytes):
+        raise InvalidTypeError(f"options is a sequence of strings, not {options!r}: write (option,) for one")
+    for option in options:
+        if not isinstance(option, str):
+            raise InvalidTypeError(f"an option of the compiler is a str, not {option!r}")
+        if not _OPTION.fullmatch(option):
+            raise InvalidArgumentError(
+                f"the option {option!r} is not taken: there are {_OPTIONS}. Directories for #include are include_dirs="
+            )
+    return tuple(options)
 
 
 def _seconds(value: object) -> float | None:

@@ -156,6 +156,54 @@ def test_no_include_directory_is_an_option(name: str, tmp_path: Path, monkeypatc
     assert image.startswith(b"\x7fELF")
 
 
+#: Each option, and source that compiles only with it; None if nothing of the option is seen in the source.
+OPTIONS: dict[str, str | None] = {
+    "-DTEN=10": "TEN == 10",
+    "-DTEN": "TEN == 1",
+    "--define-macro=TEN=(5 + 5)": "TEN == 10",
+    "-U__NVCC_DIAG_PRAGMA_SUPPORT__": "!defined(__NVCC_DIAG_PRAGMA_SUPPORT__)",
+    "--undefine-macro=__NVCC_DIAG_PRAGMA_SUPPORT__": "!defined(__NVCC_DIAG_PRAGMA_SUPPORT__)",
+    "-use_fast_math": "__CUDA_FTZ == 1 && __CUDA_PREC_DIV == 0",
+    "-ftz=true": "__CUDA_FTZ == 1",
+    "-prec-div=false": "__CUDA_PREC_DIV == 0",
+    "--prec-sqrt=false": "__CUDA_PREC_SQRT == 0",
+    "-fmad=false": None,
+    "-std=c++20": "__cplusplus == 202002",
+    "--std=c++14": "__cplusplus == 201402",
+    "-maxrregcount=32": None,
+    "-lineinfo": None,
+    "--diag-suppress=177,178": None,
+    "-diag-warn=177": None,
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_reach_the_compiler(option: str) -> None:
+    condition = OPTIONS[option] or "1"
+    source = f"#if {condition}\n{SAXPY}\n#else\n#error without the option\n#endif"
+    kernel = Kernel("saxpy", source=source, options=[option])
+    if OPTIONS[option] is not None:
+        with pytest.raises(CompileError, match="without the option"):
+            compile_cuda(Kernel("saxpy", source=source).source, "sm_90")
+    made = compile_cuda(kernel.source, "sm_90")
+    assert compile_cuda(kernel.source, "sm_90") == made._replace(from_cache=True)
+
+
+@needs_nvrtc
+def test_a_definition_is_no_further_option(tmp_path: Path) -> None:
+    (tmp_path / "own.cuh").write_text("")
+    kernel = Kernel("saxpy", source=f'#include "own.cuh"\n{SAXPY}', options=[f"-DX=1 -I{tmp_path}"])
+    with pytest.raises(CompileError, match=r"own\.cuh"):
+        compile_cuda(kernel.source, "sm_90")
+
+
+@needs_nvrtc
+def test_an_option_that_nvrtc_refuses_is_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"sm_90 with -std=c\+\+99"):
+        build(options=("-std=c++99",))
+
+
 @needs_nvrtc
 def test_nothing_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here.h").write_text(SAXPY)
@@ -396,6 +444,7 @@ def test_what_was_compiled_is_kept(directory: Path, no_compiler: Callable[[], No
         {"text": f'extern "C" {SAXPY}'},
         {"arch": "sm_80"},
         {"includes": False},
+        {"options": ("-ftz=true",)},
     ],
 )
 def test_whatever_changes_the_code_changes_the_key(change: dict[str, Any], no_compiler: Callable[[], None]) -> None:

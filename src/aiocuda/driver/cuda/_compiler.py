@@ -7,7 +7,7 @@ its process, and overflows the stack on nested input. The process costs 20 ms pe
 The result is a cubin and not PTX, because a driver does not accept PTX that is newer than itself. It runs any cubin of
 its own major version for its architecture. Every driver from R580 on can therefore use the newest NVRTC.
 
-The options are fixed: the architecture, C++17 and the directories of headers.
+The options are the architecture, C++17, the directories of headers, and those of the kernel, which name no file.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
             raise InvalidArgumentError(f"include directory {directory!r} does not exist")
     operands = [match["operand"] for match in _INCLUDE.finditer(source.text)] if source.includes else []
     cuda = _cuda_headers() if operands else ()
-    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--include-path={path}" for path in (*own, *cuda))]
+    options = [f"--gpu-architecture={arch}", *(f"--include-path={path}" for path in (*own, *cuda)), *source.options]
+    if not any(option.lstrip("-").startswith("std=") for option in source.options):
+        options.append("--std=c++17")
     cache = ProgramCache.default()
     if cache is None or own or not all(map(_is_known, operands)):
         return CompiledKernel(*_compile(source, arch, library, options, timeout))
@@ -161,7 +163,8 @@ def _compile(source: CudaSource, arch: str, library: str, options: list[str], ti
     if answer["result"] == "NVRTC_SUCCESS":
         return image, answer["symbol"]
     if answer["result"] == "NVRTC_ERROR_INVALID_OPTION":
-        raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}: {log.strip()}")
+        chosen = f" with {' '.join(source.options)}" if source.options else ""
+        raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}{chosen}: {log.strip()}")
     closed = "" if source.includes else " (includes=False, so it can open no file)"
     raise CompileError(
         f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n{log[:_MESSAGE_CHARACTERS]}",
