@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiocuda import CompileError, InvalidArgumentError, InvalidTypeError, Kernel
+from aiocuda import CompileError, InvalidArgumentError, InvalidTypeError, Kernel, UnsupportedError
 from tests.bad_input.case import KERNEL, Case, each_of
 
 _SOURCE = "__global__ void k(float* x) {}"
@@ -83,6 +83,20 @@ CASES = [
             repr(name),
         )
         for name in ("", "1k", "k k", "k<float>", "a::k", "k\0", "k\n", "ключ")
+    ),
+    Case(
+        47,
+        "k<float>, which is no template",
+        lambda *_: Kernel("k<float>", source=_SOURCE, parameters="float* x"),
+        UnsupportedError,
+        "is no template",
+    ),
+    Case(
+        47,
+        "k<int[2]{1}>",
+        lambda *_: Kernel("k<int[2]{1}>", source=_SOURCE, parameters="float* x"),
+        InvalidArgumentError,
+        "template arguments",
     ),
     Case(47, "name None", lambda *_: Kernel(None, source=_SOURCE), InvalidTypeError, "NoneType"),  # type: ignore[arg-type]
     *(

@@ -167,12 +167,12 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
     "template": (
         lambda at: kernel("k", TEMPLATE),
         UnsupportedError,
-        "'k<float>' with cuda.core, and use Kernel.from_cuda",
+        "Kernel('k<float>', source=source, parameters='float* x",
     ),
     "Kernel('k<float>')": (
         lambda at: kernel("k<float>", TEMPLATE),
         InvalidArgumentError,
-        "Kernel.from_cuda_core(kernel,",
+        "pass it, as in parameters='float* x, int n'",
     ),
     "structure": (lambda at: kernel("k", STRUCTURE), UnsupportedError, "`const void*` and cast it in the kernel"),
     "pointer to a structure": (
@@ -296,7 +296,7 @@ async def test_wrong_names_do_not_exist_otherwise(place: Place) -> None:
 
 async def test_kernel_keeps_its_signature() -> None:
     assert list(inspect.signature(Kernel).parameters) == [
-        "name", "source", "host", "host_seconds", "include_dirs", "includes", "options"
+        "name", "source", "host", "host_seconds", "include_dirs", "includes", "options", "parameters"
     ]  # fmt: skip
     assert list(inspect.signature(DataLoader).parameters)[:5] == ["device", "source", "fields", "decode", "batch_size"]
 

@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -117,11 +118,66 @@ def test_the_constructor_opens_no_file_and_starts_no_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1st", "a b", "a-b", "blas::saxpy", "saxpy<float>", "saxpy\n", "µ", "saxpy(", "a\0", ".*"]
+    "name", ["", "1st", "a b", "a-b", "blas::saxpy", "saxpy<float", "saxpy\n", "µ", "saxpy(", "a\0", ".*"]
 )
 def test_a_name_that_is_no_identifier(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a kernel's name"):
         Kernel(name, source=SAXPY)
+
+
+SCALE = """
+namespace blas {
+template <typename T, int N> __global__ void scale(T* x, T by, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] *= by * N;
+}
+}
+"""
+
+
+def scale_host(x: Any, by: Any, n: int) -> None:
+    x[:n] *= by * 4
+
+
+def test_an_instance_of_a_template_is_a_kernel_with_the_given_parameters() -> None:
+    kernel = Kernel("scale<float, 4>", source=SCALE, parameters="float* x, float by, int n", host=scale_host)
+    assert repr(kernel) == "<Kernel scale<float, 4>(float* x, float by, int n)>"
+    assert kernel.name == "scale<float, 4>"
+    assert kernel.source == CudaSource("blas::scale<float, 4>", SCALE)
+    copy = pickle.loads(pickle.dumps(kernel))
+    assert (repr(copy), copy.source) == (repr(kernel), kernel.source)
+    assert [kernel.writes(index) for index in range(3)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("scale<", "scale>", "<float>", "a::scale<float>", "scale<float>()", "scale<1>;", "scale<'a'>", "scale<\n>"),
+        *('scale<"x">', "scale<#>", "scale<{}>", "scale<a\\>", "scale<\0>", "scale<é>", "1<int>"),
+    ],
+)
+def test_a_name_that_is_no_instance_of_a_template(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is not a kernel's name"):
+        Kernel(name, source=SCALE, parameters="float* x")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "error", "says"),
+    [
+        ("scale<float, 4>", None, InvalidArgumentError, "whose parameter list is not read from the source: pass it"),
+        ("scale<float, 4>", 7, InvalidTypeError, "parameters is a str"),
+        ("scale<float, 4>", "(float* x)", InvalidArgumentError, "write the parameter list only"),
+        ("scale<float, 4>", "T x", UnsupportedError, "parameter 1 of kernel 'scale<float, 4>', `T x`"),
+        ("saxpy", "float a", InvalidArgumentError, "'saxpy' names none: the parameter list is read from the source"),
+        ("saxpy", "", InvalidArgumentError, "'saxpy' names none"),
+    ],
+)
+def test_parameters_are_for_instances_of_templates(
+    name: str, parameters: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        Kernel(name, source=SCALE + SAXPY, parameters=parameters)
 
 
 @pytest.mark.parametrize(

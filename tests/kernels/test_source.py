@@ -127,9 +127,46 @@ def test_namespaces_qualify_the_name(text: str, qualified: str) -> None:
     assert find_kernel(text, "f")[0] == qualified
 
 
-def test_a_template_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="'f' is a template"):
+def test_a_template_needs_arguments_and_a_parameter_list() -> None:
+    with pytest.raises(UnsupportedError, match=r"'f' is a template: .*Kernel\('f<float>', .*parameters="):
         find_kernel("template <typename T> __global__ void f(T* x) { }", "f")
+
+
+TEMPLATES = {
+    "template <typename T> __global__ void f(T* x) { }": "f",
+    "template <typename T, int N = (4 > 3)>\n__global__ void __launch_bounds__(N) f (T* x, int n) { }": "f",
+    "namespace a::b { template <class T> __global__ void f(T*); template <class T> __global__ void f(T*) { } }": (
+        "a::b::f"
+    ),
+    "template <class T> __global__ void f(T* x) { } template <> __global__ void f<int>(int* x) { }": "f",
+    "template <class T> __global__ void f(T* x) { } template __global__ void f<int>(int* x);": "f",
+}
+
+
+@pytest.mark.parametrize("text", TEMPLATES)
+@pytest.mark.parametrize("arguments", ["<float>", "<float, 4>", "<a::b<int>, (1 + 2)>"])
+def test_an_instance_of_a_template_is_found(text: str, arguments: str) -> None:
+    qualified, signature = find_kernel(text, f"f{arguments}", "const float* x, int n")
+    assert qualified == TEMPLATES[text] + arguments
+    assert str(signature) == f"f{arguments}(const float* x, int n)"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("__global__ void f(float* x) { }", UnsupportedError, r"'f' is no template: use Kernel\('f', source="),
+        ("template <class T> __device__ void f(T* x) { }", CompileError, "no kernel 'f' in the source"),
+        ("template <class T> __global__ void g(T* x) { }", CompileError, "no kernel 'f' in the source"),
+        (
+            "namespace a { template <class T> __global__ void f(T*); } template <class T> __global__ void f(T*);",
+            UnsupportedError,
+            "is ambiguous",
+        ),
+    ],
+)
+def test_what_is_no_template_has_no_instance(text: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        find_kernel(text, "f<float>", "float* x")
 
 
 @pytest.mark.parametrize(

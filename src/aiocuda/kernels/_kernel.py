@@ -26,6 +26,7 @@ from ._source import find_kernel, read_parameters, read_source, refuse_includes
 __all__ = ["Kernel"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INSTANCE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*<[\w :,<>()*&+.-]*>", re.ASCII)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
 
@@ -65,6 +66,7 @@ class Kernel:
     ----------
     name
         Name of the ``__global__`` function, without namespaces. The source must declare it with its parameter list.
+        ``"scale<float, 4>"`` is an instance of a template, together with ``parameters``.
     source
         CUDA C++, at most 16 MiB. It runs with all rights of the program.
     host
@@ -84,6 +86,9 @@ class Kernel:
         Options of the compiler, one string each, which the host driver ignores: ``-ftz=``, ``-prec-div=``,
         ``-prec-sqrt=`` and ``-fmad=`` with ``true`` or ``false``, ``-use_fast_math``, ``-DNAME=value``, ``-UNAME``,
         ``-maxrregcount=``, ``-lineinfo``, ``-std=``, ``-diag-error=``, ``-diag-suppress=`` and ``-diag-warn=``.
+    parameters
+        For an instance of a template only: its parameter list in C, with the template's parameters replaced,
+        ``"float* x, int n"``. The first launch on a GPU compares the sizes with those of the compiled kernel.
 
     Raises
     ------
@@ -93,7 +98,7 @@ class Kernel:
     CompileError
         The source declares no such kernel, or has an ``#include`` with ``includes=False``.
     UnsupportedError
-        The kernel is a template, or has a parameter type that cannot be passed.
+        The kernel is a template without ``parameters``, or has a parameter type that cannot be passed.
 
     Examples
     --------
@@ -114,7 +119,7 @@ class Kernel:
 
     @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     @keywords(
-        "Kernel takes a name, source=, host=, host_seconds=, include_dirs=, includes= and options=",
+        "Kernel takes a name, source=, host=, host_seconds=, include_dirs=, includes=, options= and parameters=",
         ptx=f"compiled code becomes a kernel by {_COMPILED.format('ptx')}",
         cubin=f"compiled code becomes a kernel by {_COMPILED.format('cubin')}",
         code="it is called source",
@@ -129,15 +134,16 @@ class Kernel:
         include_dirs: Sequence[str | os.PathLike[str]] = (),
         includes: bool = True,
         options: Sequence[str] = (),
+        parameters: str | None = None,
     ) -> None:
-        _check_name(name)
+        _check_name(name, parameters)
         if not isinstance(includes, bool):
             raise InvalidTypeError(f"includes is True or False, not {includes!r}")
         text = read_source(source)
         directories = _directories(include_dirs)
         if not includes:
             refuse_includes(text)
-        qualified, signature = find_kernel(text, name)
+        qualified, signature = find_kernel(text, name, parameters)
         self._set_up(
             CudaSource(qualified, text, directories, includes, _options(options)), signature, host, host_seconds
         )
@@ -219,7 +225,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Name of the kernel, without namespaces."""
+        """Name of the kernel, without namespaces; for an instance of a template with its arguments."""
         return self.signature.name
 
     @property
@@ -254,6 +260,7 @@ class Kernel:
             include_dirs=self._code.include_dirs,
             includes=self._code.includes,
             options=self._code.options,
+            parameters=", ".join(map(str, self.signature.parameters)) if "<" in self.name else None,
         )
         return make, (self.name,)
 
@@ -372,14 +379,24 @@ def converters_of(kernel: Kernel) -> tuple[Converter, ...]:
     return kernel._convert
 
 
-def _check_name(name: object) -> None:
+def _check_name(name: object, parameters: object) -> None:
     if not isinstance(name, str):
         raise InvalidTypeError(f"a kernel's name is a str, not {type(name).__name__}")
-    if not _IDENTIFIER.fullmatch(name):
+    if _INSTANCE.fullmatch(name):
+        if parameters is None:
+            raise InvalidArgumentError(
+                f"{name!r} is an instance of a template, whose parameter list is not read from the source: pass it, as "
+                "in parameters='float* x, int n'"
+            )
+    elif not _IDENTIFIER.fullmatch(name):
         raise InvalidArgumentError(
             f"{name!r} is not a kernel's name: it takes a C++ identifier, without namespaces (they are found in the "
-            f"source) and without template arguments (declare a plain kernel instead, or compile the instance with "
-            "cuda.core and use Kernel.from_cuda_core(kernel, parameters))"
+            "source), or one with template arguments, such as 'scale<float, 4>'"
+        )
+    elif parameters is not None:
+        raise InvalidArgumentError(
+            f"parameters= is for an instance of a template, such as '{name}<float>', and {name!r} names none: the "
+            "parameter list is read from the source"
         )
 
 

@@ -93,35 +93,45 @@ def refuse_includes(text: str) -> None:
             raise CompileError(f"line {line}: #{match['name']} is refused, because includes=False", log="")
 
 
-def find_kernel(text: str, name: str) -> tuple[str, Signature]:
+def find_kernel(text: str, name: str, parameters: str | None = None) -> tuple[str, Signature]:
     """Return the name of a kernel, qualified by its namespaces, and its signature.
+
+    ``parameters`` is the parameter list of an instance of a template, whose name has the template's arguments.
 
     Raises
     ------
     CompileError
         The source declares no kernel of that name.
+    InvalidTypeError, InvalidArgumentError
+        The parameter list cannot be read, see `read_parameters`.
     UnsupportedError
-        The kernel is a template, has two different declarations, or has a parameter type that cannot be passed.
+        The kernel is a template and has no ``parameters``, or is none and has them. It has two different declarations,
+        or a parameter type that cannot be passed.
     """
     code = _DIRECTIVE.sub("", _blank(text))
-    spelled = re.compile(rf"\b{name}\s*\(")
+    base = name.partition("<")[0].strip()
+    instance = None if parameters is None else read_parameters(name, parameters)
+    spelled = re.compile(rf"\b{base}\s*\(")
     found: dict[tuple[str, str], Signature] = {}
     for statement in _STATEMENT.finditer(code):
         head, mark, _ = statement[0].partition("__global__")
         match = spelled.search(code, statement.start() + len(head), statement.end()) if mark else None
         if match is None:
             continue
-        if re.search(r"\btemplate\b", head):
+        is_template = re.search(r"\btemplate\b", head) is not None
+        if is_template and instance is None:
             raise UnsupportedError(
-                f"kernel {name!r} is a template: declare a plain __global__ function that does the same, and name "
-                f"that; or compile '{name}<float>' with cuda.core, and use Kernel.from_cuda_core(kernel, parameters)"
+                f"kernel {name!r} is a template: name an instance and its parameter list, as in "
+                f"Kernel('{name}<float>', source=source, parameters='float* x, int n')"
             )
-        signature = Signature(name, _parameters(name, code, match.end()))
+        if not is_template and instance is not None:
+            raise UnsupportedError(f"kernel {base!r} is no template: use Kernel({base!r}, source=source)")
+        signature = instance or Signature(name, _parameters(name, code, match.end()))
         qualified = "::".join([*_namespaces(code, statement.start()), name])
         found[qualified, ", ".join(parameter.type for parameter in signature.parameters)] = signature
     if not found:
         raise CompileError(
-            f"no kernel {name!r} in the source: it must hold `__global__ void {name}(…)` spelled out, or a declaration "
+            f"no kernel {base!r} in the source: it must hold `__global__ void {base}(…)` spelled out, or a declaration "
             f"of it if a header or a macro defines it",
             log="",
         )

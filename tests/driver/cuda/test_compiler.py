@@ -156,6 +156,32 @@ def test_no_include_directory_is_an_option(name: str, tmp_path: Path, monkeypatc
     assert image.startswith(b"\x7fELF")
 
 
+TEMPLATE = """
+namespace a { template <typename T, int N> __global__ void scale(T* x) { x[threadIdx.x] *= N; } }
+"""
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "symbol"),
+    [
+        ("scale<float, 4>", "_ZN1a5scaleIfLi4EEEvPT_"),
+        ("scale<double, (1 + 2) * 2>", "_ZN1a5scaleIdLi6EEEvPT_"),
+    ],
+)
+def test_an_instance_of_a_template_is_compiled(name: str, symbol: str) -> None:
+    kernel = Kernel(name, source=TEMPLATE, parameters="void* x")
+    assert compile_cuda(kernel.source, "sm_90").symbol == symbol
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["scale<int>", "scale<nobody, 4>", "scale<4, float>", "scale<, >"])
+def test_wrong_arguments_of_a_template_are_a_compile_error(name: str) -> None:
+    with pytest.raises(CompileError, match=r"does not compile for sm_90") as caught:
+        compile_cuda(Kernel(name, source=TEMPLATE, parameters="void* x").source, "sm_90")
+    assert caught.value.log
+
+
 #: Each option, and source that compiles only with it; None if nothing of the option is seen in the source.
 OPTIONS: dict[str, str | None] = {
     "-DTEN=10": "TEN == 10",
