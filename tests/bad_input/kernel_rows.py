@@ -8,6 +8,7 @@ from aiocuda import CompileError, InvalidArgumentError, InvalidTypeError, Kernel
 from tests.bad_input.case import KERNEL, Case, each_of
 
 _SOURCE = "__global__ void k(float* x) {}"
+_STRUCTURE = Kernel("s", source="struct P { float x; int n; }; __global__ void s(P* p) {}", host=lambda p: None)
 _MANY = 1 << 40
 
 
@@ -60,6 +61,20 @@ CASES = [
             (44, "1e39 for float", lambda world: (world.buffer, 1, 1e39), InvalidArgumentError, "1e+39"),
             (44, "10**400 for float", lambda world: (world.buffer, 1, 10**400), InvalidArgumentError, "1329 bits"),
             (45, "host array", lambda world: (np.ones(16, np.float32), 16, 1.0), InvalidTypeError, "upload(array)"),
+        )
+    ),
+    *(
+        Case(
+            row,
+            f"{name} for a structure",
+            each_of(lambda world, make: world.stream.launch(_STRUCTURE, make(world), n=1), make),
+            InvalidTypeError,
+            says,
+        )
+        for row, name, make, says in (
+            (43, "floats", lambda world: world.buffer, "use a structured dtype"),
+            (45, "host array", lambda world: np.zeros(2, "f4,i4"), "upload(array)"),
+            (45, "an item of an array", lambda world: np.zeros(2, "f4,i4")[0], "a pointer takes a buffer"),
         )
     ),
     *(

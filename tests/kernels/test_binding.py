@@ -26,6 +26,9 @@ def kernel(parameters: str) -> Kernel:
     return Kernel("f", source=f"__global__ void f({parameters});")
 
 
+PAIR = np.dtype([("x", np.float32), ("n", np.int32)])
+
+
 def bound(parameters: str, value: object) -> Any:
     (made,) = kernel(parameters).bind((value,))
     return made
@@ -68,6 +71,8 @@ def test_a_wrong_count_shows_the_signature(given: tuple[int, ...]) -> None:
         ("uchar4* x", ["u1"], ["i1", "u4"]),
         ("__nv_bfloat16* x", ["u2"], ["f2", "i2"]),
         ("float** x", ["u8", "i8"], ["f4", "f8"]),
+        ("Pair* x", [PAIR, "i4,u1", np.dtype([("a", PAIR, 3)])], ["f4", "u8", "V8", "S8", "M8[s]"]),
+        ("const struct Pair* x", [PAIR], ["u1"]),
     ],
 )
 def test_a_pointer_takes_buffers_of_its_element_type(parameter: str, accepted: list[Any], refused: list[Any]) -> None:

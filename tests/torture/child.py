@@ -103,7 +103,7 @@ def others_of(device: Device, which: str) -> tuple[Others, list[Cuda | NoCuda]]:
         fake = NoCuda(keeps_gil=keeps_gil)
         others.start(fake, fake.synchronize if which == "control" else fake.work, 0.0005)
         return others, [fake]
-    image, symbol, _ = device.driver.compile(0, CudaSource(SPIN.name, SPIN.source))
+    image, symbol, *_ = device.driver.compile(0, CudaSource(SPIN.name, SPIN.source))
     libraries = [Cuda(image, symbol, keeps_gil=keeps_gil) for _ in range(2)]
     for library in libraries:
         if which == "holders":

@@ -476,6 +476,7 @@ class CudaSource:
     include_dirs: tuple[str, ...] = ()
     includes: bool = True  #: False refuses every ``#include``
     options: tuple[str, ...] = ()  #: of the compiler; none of them names a file
+    structures: tuple[str, ...] = ()  #: names, as the kernel sees them; their sizes are in the result of `Code.compile`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -492,6 +493,7 @@ class CompiledKernel(NamedTuple):
     image: bytes  #: the cubin
     symbol: str  #: the mangled name
     from_cache: bool = False  #: it was found in the cache on disk
+    sizes: tuple[int, ...] = ()  #: bytes of each of `CudaSource.structures`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

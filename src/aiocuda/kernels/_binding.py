@@ -10,7 +10,7 @@ import math
 import operator
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..completion._stream_operation import check_awaited
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._signature import Parameter, Signature
 
-__all__ = ["Converter", "converters"]
+__all__ = ["Converter", "check_structures", "converters"]
 
 Converter: TypeAlias = Callable[[Any], Any]
 
@@ -27,14 +27,26 @@ Converter: TypeAlias = Callable[[Any], Any]
 _LARGEST = {"e": math.nextafter(65520.0, 0.0), "f": math.nextafter(2.0**128 - 2.0**103, 0.0), "d": sys.float_info.max}
 
 
-def converters(signature: Signature) -> tuple[Converter, ...]:
-    """Return one function per parameter, which converts the caller's argument to the launcher's."""
-    return tuple(_converter(signature, index) for index in range(len(signature.parameters)))
+def converters(signature: Signature, sizes: Mapping[str, int]) -> tuple[Converter, ...]:
+    """Return one function per parameter, which converts the caller's argument to the launcher's.
+
+    ``sizes`` has the bytes of each structure by its name, once the kernel has been compiled.
+    """
+    return tuple(_converter(signature, index, sizes) for index in range(len(signature.parameters)))
 
 
-def _converter(signature: Signature, index: int) -> Converter:
+def check_structures(signature: Signature, sizes: Mapping[str, int], arguments: Sequence[Any]) -> None:
+    """Compare the item sizes of buffers with the structures, for a launch that was bound before these were known."""
+    for index, parameter in enumerate(signature.parameters):
+        if parameter.structure:
+            _check_structure(parameter, arguments[index].dtype, sizes, f"argument {index + 1} of {signature}")
+
+
+def _converter(signature: Signature, index: int, sizes: Mapping[str, int]) -> Converter:
     parameter = signature.parameters[index]
     where = f"argument {index + 1} of {signature}"
+    if parameter.structure:
+        return _structure(parameter, where, sizes)
     if parameter.is_pointer:
         return _pointer(parameter, where)
     if parameter.code == "?":
@@ -71,6 +83,33 @@ def _pointer(parameter: Parameter, where: str) -> Converter:
         return check(value)
 
     return convert
+
+
+def _structure(parameter: Parameter, where: str, sizes: Mapping[str, int]) -> Converter:
+    def convert(value: Any) -> Any:
+        if not hasattr(value, "_argument"):
+            raise _no_buffer(value, where)
+        _check_structure(parameter, value.dtype, sizes, where)
+        return value._argument
+
+    return convert
+
+
+def _check_structure(parameter: Parameter, dtype: np.dtype[Any], sizes: Mapping[str, int], where: str) -> None:
+    if not parameter.accepts(dtype):
+        raise InvalidTypeError(
+            f"{where} is a buffer of {dtype}, and `{parameter}` points to a structure: use a structured dtype, "
+            "np.dtype([('x', np.float32), ('n', np.int32)], align=True), in the upload or by `buffer.view(dtype)`. If "
+            f"{parameter.structure} is a typedef, write the type itself"
+        )
+    size = sizes.get(parameter.structure, dtype.itemsize)
+    if dtype.itemsize != size:
+        raise InvalidTypeError(
+            f"{where} is a buffer of {dtype}, {dtype.itemsize} bytes each, and sizeof({parameter.structure}) is {size}"
+            ": give the dtype the fields of the structure, in its order, with align=True",
+            expected=size,
+            given=dtype.itemsize,
+        )
 
 
 def _no_buffer(value: Any, where: str) -> InvalidTypeError:

@@ -19,7 +19,7 @@ from .._base._mistakes import keyword_only, keywords, lacks
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from ._binding import Converter, converters
+from ._binding import Converter, check_structures, converters
 from ._signature import Signature
 from ._source import find_kernel, read_parameters, read_source, refuse_includes
 
@@ -112,7 +112,7 @@ class Kernel:
     """
 
     __slots__ = (
-        *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_origins"),
+        *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_origins", "_sizes"),
         "_takes_grid",
         *("host", "host_seconds", "signature"),
     )
@@ -144,9 +144,9 @@ class Kernel:
         if not includes:
             refuse_includes(text)
         qualified, signature = find_kernel(text, name, parameters)
-        self._set_up(
-            CudaSource(qualified, text, directories, includes, _options(options)), signature, host, host_seconds
-        )
+        names = dict.fromkeys(parameter.structure for parameter in signature.parameters if parameter.structure)
+        code = CudaSource(qualified, text, directories, includes, _options(options), tuple(names))
+        self._set_up(code, signature, host, host_seconds)
 
     @classmethod
     def from_cuda_core(cls, kernel: Any, parameters: str, host: Callable[..., object] | None = None) -> Self:
@@ -214,7 +214,8 @@ class Kernel:
         self.host = host
         self.host_seconds = _seconds(host_seconds)
         self._code = code
-        self._convert = converters(self.signature)
+        self._sizes: dict[str, int] = {}  # of structures, once it has been compiled
+        self._convert = converters(self.signature, self._sizes)
         self._lock = threading.Lock()
         self._lock_owner = os.getpid()
         # Weak, so that a host driver that was closed and dropped is not kept alive by the kernels it has run.
@@ -284,6 +285,13 @@ class Kernel:
             values.append(convert(argument))
         return values
 
+    def check_structures(self, arguments: Sequence[Any]) -> None:
+        """Check the arguments of a launch that was bound before the kernel was compiled.
+
+        `InvalidTypeError` if the items of a buffer have another size than the structure that the kernel points to.
+        """
+        check_structures(self.signature, self._sizes, arguments)
+
     def writes(self, index: int) -> bool:
         """Return whether the kernel may write the memory of this argument: True for a pointer without ``const``."""
         parameter = self.signature.parameters[index]
@@ -351,7 +359,8 @@ class Kernel:
             capability = driver.device_open(device).compute_capability
             if capability not in images:
                 images[capability] = driver.compile(device, self._code)
-            image, symbol, _ = images[capability]
+            image, symbol, _, sizes = images[capability]
+            self._sizes.update(zip(self._code.structures, sizes, strict=False))
         parameters = enumerate(self.signature.parameters)
         read_only = frozenset(index for index, parameter in parameters if parameter.is_pointer and parameter.is_const)
         return Program(

@@ -21,16 +21,19 @@ class Parameter:
     name: str  #: ``""`` if the source gives none
     type: str  #: the C type: ``"const float*"``
     code: str  #: `struct` code with native alignment; ``"P"`` for a pointer
-    dtype: np.dtype[np.generic] | None  #: of the value, or of a pointer's elements; None for ``void*``
+    dtype: np.dtype[np.generic] | None  #: of the value or a pointer's elements; None for ``void*`` and structures
     is_pointer: bool = False
     is_const: bool = False  #: True for a pointer to memory that the kernel only reads
     accepted: frozenset[str] | None = None  #: names of the dtypes that a buffer may have; None for all
+    structure: str = ""  #: the name of the structure that it points to: a buffer has a structured dtype
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}".rstrip()
 
     def accepts(self, dtype: np.dtype[np.generic]) -> bool:
         """Return whether a buffer of this dtype may be passed for this pointer."""
+        if self.structure:
+            return dtype.names is not None
         return self.accepted is None or dtype.name in self.accepted
 
 
@@ -72,32 +75,35 @@ def scalar(name: str, spelled: str) -> Parameter | None:
 
 
 def pointer(name: str, spelled: str, levels: tuple[bool, ...]) -> Parameter | None:
-    """Return a pointer parameter; None if its element type has no NumPy dtype.
+    """Return a pointer parameter. A type that is not known is the name of a structure; None if it is no name.
 
     Parameters
     ----------
     levels
         One item for each star, in order: True if the star points to a ``const`` type.
     """
-    spelled = _canonical(spelled)
+    written, spelled = spelled, _canonical(spelled)
     text = spelled + "".join(" const*" if const else "*" for const in levels)
     if levels[0]:
         text = f"const {spelled}*" + text.removeprefix(f"{spelled} const*")
-    dtype: np.dtype[np.generic] | None
-    accepted: frozenset[str] | None
+    dtype: np.dtype[np.generic] | None = None
+    accepted: frozenset[str] | None = None
+    structure = ""
     if len(levels) > 1:  # an array of addresses
         dtype, accepted = np.dtype(np.uint64), frozenset({"uint64", "int64"})
     elif spelled in _BYTES:
-        dtype, accepted = _BYTES[spelled], None
+        dtype = _BYTES[spelled]
     elif spelled in _ELEMENTS:
         names = _ELEMENTS[spelled]
         dtype, accepted = np.dtype(names[0]), frozenset(names)
     elif spelled in _CODES:
         dtype = _dtype(_CODES[spelled])
         accepted = frozenset({dtype.name})
-    else:
+    elif " " in written:
         return None
-    return Parameter(name, text, "P", dtype, True, levels[-1], accepted)
+    else:
+        structure, text = written, text.replace(spelled, written)
+    return Parameter(name, text, "P", dtype, True, levels[-1], accepted, structure)
 
 
 def _canonical(spelled: str) -> str:

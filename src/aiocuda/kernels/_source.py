@@ -42,7 +42,7 @@ _CLOSED_DIRECTIVES = frozenset(
     {"", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"}
     | {"error", "warning", "pragma", "line"}
 )
-_QUALIFIERS = frozenset({"volatile", "__restrict__", "__restrict", "__grid_constant__"})
+_QUALIFIERS = frozenset({"volatile", "__restrict__", "__restrict", "__grid_constant__", "struct"})
 _FUNDAMENTAL = frozenset({"unsigned", "signed", "short", "long", "int", "char", "float", "double", "bool", "void"})
 
 
@@ -256,10 +256,9 @@ def _unsupported(kernel: str, index: int, text: str) -> UnsupportedError:
     return UnsupportedError(
         f"parameter {index + 1} of kernel {kernel!r}, `{text}`, has a type that cannot be passed. Supported are bool, "
         f"char, short, int, long, long long and their unsigned forms, size_t, (u)intN_t, float, double and __half by "
-        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types. A structure is "
-        "passed by its address: declare `const void*` and cast it in the kernel, or compile a kernel with `const S*` "
-        "with cuda.core and use Kernel.from_cuda_core(kernel, 'const void* s, int n'). A typedef or a macro is not "
-        "looked up: write the type itself",
+        f"value, and pointers to these, to void, __nv_bfloat16, CUDA's vector and complex types, and structures. A "
+        "structure is passed by its address: declare `const S*`, and pass a buffer with one item. A typedef or a macro "
+        "is not looked up: write the type itself",
         kernel=kernel,
         index=index,
     )

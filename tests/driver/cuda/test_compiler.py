@@ -65,7 +65,7 @@ def no_compiler() -> Iterator[Callable[[], None]]:
 
 
 def build(text: str = SAXPY, name: str = "saxpy", arch: str = "sm_90", **settings: Any) -> tuple[bytes, str]:
-    image, symbol, _ = compile_cuda(CudaSource(name, text, **settings), arch)
+    image, symbol, *_ = compile_cuda(CudaSource(name, text, **settings), arch)
     return image, symbol
 
 
@@ -152,7 +152,7 @@ def test_no_include_directory_is_an_option(name: str, tmp_path: Path, monkeypatc
     (tmp_path / name / "own.cuh").write_text("#define OWN 1\n")
     monkeypatch.chdir(tmp_path)
     kernel = Kernel("saxpy", source=f'#include "own.cuh"\n#if OWN\n{SAXPY}\n#endif', include_dirs=[name])
-    image, _, _ = compile_cuda(kernel.source, "sm_90")
+    image, *_ = compile_cuda(kernel.source, "sm_90")
     assert image.startswith(b"\x7fELF")
 
 
@@ -172,6 +172,39 @@ namespace a { template <typename T, int N> __global__ void scale(T* x) { x[threa
 def test_an_instance_of_a_template_is_compiled(name: str, symbol: str) -> None:
     kernel = Kernel(name, source=TEMPLATE, parameters="void* x")
     assert compile_cuda(kernel.source, "sm_90").symbol == symbol
+
+
+STRUCTURES = """
+struct Pair { float x; int n; };
+namespace a { namespace { struct Odd { char c[5]; }; }
+namespace b { struct Pair { double x; char c; };
+template <typename T> __global__ void f(T* x, Pair* p, const Odd* o, ::Pair* q, const Pair* r) { } } }
+__global__ void g(Pair* p) { }
+#if 1 // the last line ends without an end"""
+
+
+@needs_nvrtc
+def test_sizes_of_structures_are_those_that_the_kernel_sees(no_compiler: Callable[[], None]) -> None:
+    text = STRUCTURES.replace("#if 1 ", "")
+    kernels = [
+        Kernel("f<int>", source=text, parameters="int* x, Pair* p, const struct Odd* o, ::Pair* q, const Pair* r"),
+        Kernel("g", source=text),
+    ]
+    assert kernels[0].source.structures == ("Pair", "Odd", "::Pair")
+    made = [compile_cuda(kernel.source, "sm_90") for kernel in kernels]
+    assert [each.sizes for each in made] == [(16, 5, 8), (8,)]
+    no_compiler()
+    assert [compile_cuda(kernel.source, "sm_90") for kernel in kernels] == [
+        each._replace(from_cache=True) for each in made
+    ]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("text", ["", "struct Pair;", "namespace a { struct Pair { int n; }; }"])
+def test_a_structure_without_a_size_is_a_compile_error(text: str) -> None:
+    kernel = Kernel("g", source=f"{text}\n__global__ void g(Pair* p) {{ }}")
+    with pytest.raises(CompileError, match="Pair"):
+        compile_cuda(kernel.source, "sm_90")
 
 
 @needs_nvrtc

@@ -53,7 +53,7 @@ def _load(rig: Rig, name: str, format: str, text: str) -> int:
     driver = rig.driver
 
     def load() -> int:
-        image, symbol, _ = driver.compile(rig.device, CudaSource(name, text))
+        image, symbol, *_ = driver.compile(rig.device, CudaSource(name, text))
         return driver.load(rig.device, Program(name, format, image=image, symbol=symbol))
 
     return int(rig.offload(load))
@@ -143,7 +143,7 @@ def test_fault_is_latched_for_good() -> None:
         driver = CudaDriver.get()
         driver.device_open(0)
         text = 'extern "C" __global__ void poke(int *address) { *address = 1; }'
-        image, symbol, _ = driver.compile(0, CudaSource("poke", text))
+        image, symbol, *_ = driver.compile(0, CudaSource("poke", text))
         function = driver.load(0, Program("poke", "P", image=image, symbol=symbol))
         stream, event = driver.stream_create(0, 0), driver.event_create(0, False)
         driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0)((0x10,))
@@ -259,7 +259,7 @@ def test_image_that_is_none(rig: Rig, image: bytes) -> None:
 
 def test_symbol_that_is_not_there(rig: Rig) -> None:
     driver = rig.driver
-    image, _, _ = rig.offload(lambda: driver.compile(rig.device, CudaSource("shared", _SHARED)))
+    image, *_ = rig.offload(lambda: driver.compile(rig.device, CudaSource("shared", _SHARED)))
     with pytest.raises(CompileError, match="has no symbol 'other'"):
         rig.offload(lambda: driver.load(rig.device, Program("k", "PI", image=image, symbol="other")))
 

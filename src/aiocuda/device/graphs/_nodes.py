@@ -60,6 +60,7 @@ class GraphNode:
         function = kernel.loaded(resources.driver, resources.index)
         if function is None:
             function = kernel.load(resources.driver, resources.index)
+        kernel.check_structures(self.keep)
         return dataclasses.replace(node, function=function)
 
 

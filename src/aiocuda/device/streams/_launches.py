@@ -174,6 +174,7 @@ class Launches(LaunchFields):
             function = kernel.loaded(driver, device)
             if function is None:
                 raise ClosedError(f"{kernel!r} was unloaded before it could be launched")
+            kernel.check_structures(args)
             driver.launcher(queue.handle, function, *extents, shared_bytes)(values)
 
         load = self._resources.loop_states.here().load(kernel).wanted_by(queue)

@@ -37,6 +37,7 @@ _CACHE_FORMAT: Final = 1  # to be increased when a key, an entry or an option ch
 
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
 _INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
+_SIZE = re.compile(r"PA(\d+)_c")  # in the mangled name of a function of a pointer to an array of char
 _PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
 
 # NVRTC has no system headers. These types are those of CUDA's <cuda/std/cstdint>, so that both can be included.
@@ -83,16 +84,17 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
         options.append("--std=c++17")
     cache = ProgramCache.default()
     if cache is None or own or not all(map(_is_known, operands)):
-        return CompiledKernel(*_compile(source, arch, library, options, timeout))
+        return _compile(source, arch, library, options, timeout)
     key = _key(source, options, library, cuda)
     entry = cache.get(key)
     if entry is None:
-        image, symbol = _compile(source, arch, library, options, timeout)
-        cache.put(key, symbol.encode() + b"\n" + image)
-    else:
-        mangled, _, image = entry.partition(b"\n")
-        symbol = mangled.decode()
-    return CompiledKernel(image, symbol, from_cache=entry is not None)
+        compiled = _compile(source, arch, library, options, timeout)
+        words = (compiled.symbol, *map(str, compiled.sizes))
+        cache.put(key, " ".join(words).encode() + b"\n" + compiled.image)
+        return compiled
+    line, _, image = entry.partition(b"\n")
+    symbol, *sizes = line.decode().split(" ")
+    return CompiledKernel(image, symbol, True, tuple(map(int, sizes)))
 
 
 def _library() -> str:
@@ -133,21 +135,36 @@ def _key(source: CudaSource, options: list[str], library: str, headers: tuple[st
             for entry in sorted(entries, key=lambda entry: entry.name):
                 status = entry.stat(follow_symlinks=False)
                 states.append((entry.path, status.st_size, status.st_mtime_ns))
-    parts = [_CACHE_FORMAT, _STDINT, source.name, source.text, source.includes, options, states]
+    parts = [_CACHE_FORMAT, _STDINT, source.name, source.text, source.includes, source.structures, options, states]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _compile(source: CudaSource, arch: str, library: str, options: list[str], timeout: float) -> tuple[bytes, str]:
+def _measured(source: CudaSource) -> tuple[str, list[str]]:
+    """Return functions to append to the source, and their names, which have the size of a structure when mangled.
+
+    They are in the namespace of the kernel, so that a structure's name means the same there.
+    """
+    scopes = source.name.partition("<")[0].split("::")[:-1]
+    texts = [
+        f"__global__ void aiocuda_size_{index}(char (*)[sizeof({name})]) {{}}"
+        for index, name in enumerate(source.structures)
+    ]
+    text = "".join(f"namespace {scope} {{ " for scope in scopes) + " ".join(texts) + " }" * len(scopes)
+    return f"\n{text}\n" * bool(texts), ["::".join((*scopes, f"aiocuda_size_{at}")) for at in range(len(texts))]
+
+
+def _compile(source: CudaSource, arch: str, library: str, options: list[str], timeout: float) -> CompiledKernel:
+    measured, names = _measured(source)
     request = {
         "library": library,
-        "name": source.name,
+        "names": [source.name, *names],
         "options": options,
         "headers": {"stdint.h": _STDINT, "cstdint": _STDINT} if source.includes and not source.include_dirs else {},
         "includes": source.includes,
         "memory": _MEMORY_BYTES,
     }
     try:
-        done = _run(json.dumps(request).encode() + b"\n" + source.text.encode(), timeout)
+        done = _run(json.dumps(request).encode() + b"\n" + (source.text + measured).encode(), timeout)
     except subprocess.TimeoutExpired:
         message = f"kernel {source.name!r} did not compile within {timeout:g} s, and its compilation was stopped"
         raise CompileError(message, log="") from None
@@ -161,7 +178,8 @@ def _compile(source: CudaSource, arch: str, library: str, options: list[str], ti
         )
     log = _cut(answer["log"])
     if answer["result"] == "NVRTC_SUCCESS":
-        return image, answer["symbol"]
+        symbol, *mangled = answer["symbols"]
+        return CompiledKernel(image, symbol, sizes=tuple(int(_SIZE.findall(each)[-1]) for each in mangled))
     if answer["result"] == "NVRTC_ERROR_INVALID_OPTION":
         chosen = f" with {' '.join(source.options)}" if source.options else ""
         raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}{chosen}: {log.strip()}")

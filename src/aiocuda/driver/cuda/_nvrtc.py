@@ -7,7 +7,7 @@ depend on the parent's ``sys.path``.
 stdin
     A JSON object on one line, then the source.
 stdout
-    A JSON object on one line with ``result``, ``log``, ``symbol`` and ``size``, then the cubin.
+    A JSON object on one line with ``result``, ``log``, ``symbols`` and ``size``, then the cubin.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def main() -> None:
     _load_builtins(nvrtc, os.path.dirname(request["library"]))
     _limit_memory(request["memory"])
     if not request["includes"]:
-        _compile(nvrtc, b"", [], {}, None)  # loads all files that NVRTC needs
+        _compile(nvrtc, b"", [], {}, [])  # loads all files that NVRTC needs
         _forbid_files()
-    result, log, symbol, image = _compile(nvrtc, text, request["options"], request["headers"], request["name"])
-    header = json.dumps({"result": result, "log": log, "symbol": symbol, "size": len(image)}).encode()
+    result, log, symbols, image = _compile(nvrtc, text, request["options"], request["headers"], request["names"])
+    header = json.dumps({"result": result, "log": log, "symbols": symbols, "size": len(image)}).encode()
     answer.write(header + b"\n" + image)
     answer.close()
 
@@ -50,27 +50,30 @@ def _load_builtins(nvrtc: ctypes.CDLL, folder: str) -> None:
 
 
 def _compile(
-    nvrtc: ctypes.CDLL, text: bytes, options: list[str], headers: dict[str, str], name: str | None
-) -> tuple[str, str, str, bytes]:
-    """Return (result, log, mangled name, cubin)."""
+    nvrtc: ctypes.CDLL, text: bytes, options: list[str], headers: dict[str, str], names: list[str]
+) -> tuple[str, str, list[str], bytes]:
+    """Return (result, log, mangled names, cubin). Without names there is no cubin."""
     program = _POINTER()
     count = len(headers)
     result = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), text, b"kernel.cu", count, _strings([*headers.values()]), _strings([*headers])
     )
-    if result == 0 and name is not None:
-        result = nvrtc.nvrtcAddNameExpression(program, name.encode())
+    for name in names:
+        result = result or nvrtc.nvrtcAddNameExpression(program, name.encode())
     log = image = b""
-    symbol = ctypes.c_char_p()
+    symbols = []
     if result == 0:
         result = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
         log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)[:-1]
-        if result == 0 and name is not None:
+        if result == 0 and names:
             image = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-            result = nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(symbol))
+            for name in names:
+                symbol = ctypes.c_char_p()
+                result = result or nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(symbol))
+                symbols.append((symbol.value or b"").decode())
     nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
     words = nvrtc.nvrtcGetErrorString(result).decode()
-    return words, log.decode(errors="replace"), (symbol.value or b"").decode(), image
+    return words, log.decode(errors="replace"), symbols, image
 
 
 def _strings(values: list[str]) -> ctypes.Array[ctypes.c_char_p]:

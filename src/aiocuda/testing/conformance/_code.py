@@ -121,7 +121,7 @@ class CodeConformance(Conformance):
         driver = rig.driver
         if not driver.wants_image:
             return  # a host implementation declares no parameter types
-        image, symbol, _ = rig.offload(lambda: driver.compile(rig.device, CudaSource(AFFINE.name, AFFINE.source)))
+        image, symbol, *_ = rig.offload(lambda: driver.compile(rig.device, CudaSource(AFFINE.name, AFFINE.source)))
         with pytest.raises(InvalidTypeError, match="affine"):
             rig.offload(lambda: driver.load(rig.device, Program("affine", "PiI", image=image, symbol=symbol)))
 

@@ -422,7 +422,7 @@ class Rig:
         image: bytes | None = None
         symbol: str | None = None
         if self.driver.wants_image:
-            image, symbol, _ = self.driver.compile(self.device, CudaSource(sample.name, sample.source))
+            image, symbol, *_ = self.driver.compile(self.device, CudaSource(sample.name, sample.source))
         return self.driver.load(
             self.device,
             Program(
