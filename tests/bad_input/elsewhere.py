@@ -55,6 +55,8 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     51: (
         "tests/driver/cuda/test_code.py::test_image_that_does_not_load",
         "tests/driver/cuda/test_gpu.py::test_image_that_is_none",
+        "tests/kernels/test_object_code.py::test_every_truncated_cubin_is_refused",
+        "tests/kernels/test_object_code.py::test_code_that_a_gpu_refuses_is_a_compile_error",
     ),
     52: (
         f"{_CACHE}a_flipped_byte_is_noticed_and_can_be_replaced",

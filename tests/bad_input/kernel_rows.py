@@ -143,6 +143,21 @@ CASES = [
             '#embed "/etc/passwd"',
         )
     ),
+    *(
+        Case(
+            51,
+            name,
+            each_of(lambda _, code: Kernel.from_object_code(code, "k", "float* x", host=lambda x: None), code),
+            CompileError,
+            says,
+        )
+        for name, code, says in (
+            ("nothing", b"", "is no cubin, fatbin, LTO-IR or PTX"),
+            ("random", bytes(range(256)), "is no cubin, fatbin, LTO-IR or PTX"),
+            ("truncated cubin", b"\x7fELF\x02\x01" + bytes(58), "the cubin of kernel 'k' is truncated"),
+            ("truncated fatbin", b"\x50\xed\x55\xba\1\0\x10\0\1" + bytes(7), "the fatbin of kernel 'k' is truncated"),
+        )
+    ),
 ]
 
 __all__ = ["CASES"]

@@ -144,8 +144,8 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
     "operation.get()": (lambda at: at.operation.get(), AttributeError, "`await operation`"),
     "event.synchronize()": (lambda at: at.event.synchronize(), AttributeError, "`await event`"),
     "event.elapsed_time(e)": (lambda at: at.event.elapsed_time(at.event), AttributeError, "start.elapsed_ms(end)"),
-    "Kernel(ptx=)": (lambda at: kernel(ptx=".version"), InvalidTypeError, "from_cuda_core(ObjectCode.from_ptx(code)"),
-    "Kernel(cubin=)": (lambda at: kernel(cubin=b"x"), InvalidTypeError, "from_cuda_core(ObjectCode.from_cubin(code)"),
+    "Kernel(ptx=)": (lambda at: kernel(ptx=".version"), InvalidTypeError, "Kernel.from_object_code(code, name,"),
+    "Kernel(cubin=)": (lambda at: kernel(cubin=b"x"), InvalidTypeError, "Kernel.from_object_code(code, name,"),
     "Kernel(options=)": (
         lambda at: kernel(options=["-O3"]),
         InvalidArgumentError,
@@ -161,6 +161,11 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
         lambda at: kernel(source="kernels.cu"),
         InvalidArgumentError,
         "Path('kernels.cu').read_text()",
+    ),
+    "source=ptx": (
+        lambda at: kernel(source="//\n.version 8.0\n.target sm_90"),
+        InvalidArgumentError,
+        "source is PTX, which is compiled already: Kernel.from_object_code(code,",
     ),
     "source=b'my/k.cuh'": (lambda at: kernel(source=b"my/k.cuh"), InvalidArgumentError, "Path('my/k.cuh').read_text()"),
     "source=Path(…)": (lambda at: kernel(source=Path("k.cu")), InvalidTypeError, "source=path.read_text()"),

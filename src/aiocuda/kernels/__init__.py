@@ -1,12 +1,4 @@
-"""Kernels: CUDA C++ source, with an optional host implementation for devices without a GPU.
-
-Files
-    `_kernel`     `Kernel`
-    `_source`     finds the declaration of a kernel in its source
-    `_signature`  the parameters: C types, `struct` codes and dtypes
-    `_binding`    checks and converts the arguments of a launch
-    `_extent`     checks grid, block and shared memory of a launch
-"""
+"""Kernels: CUDA C++ source or compiled code, with an optional host implementation for devices without a GPU."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, check_structures, converters
+from ._object_code import check_object_code, read_object_code
 from ._signature import Signature
 from ._source import find_kernel, read_parameters, read_source, refuse_includes
 
@@ -42,14 +43,16 @@ _OPTIONS = (
     "-ftz= -prec-div= -prec-sqrt= -fmad= (true or false), -use_fast_math, -DNAME=value, -UNAME, -maxrregcount=32, "
     "-lineinfo, -std=c++20 and -diag-suppress=177 (-diag-error=, -diag-warn=)"
 )
-_COMPILED = "Kernel.from_cuda_core(ObjectCode.from_{}(code).get_kernel(name), parameters), with cuda.core's ObjectCode"
+_COMPILED = "compiled code becomes a kernel by Kernel.from_object_code(code, name, parameters)"
+_SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$]*")
 
 
-class _Ptx(NamedTuple):
-    """A kernel in PTX, which is ``extern "C"`` there. The driver compiles it."""
+class _Image(NamedTuple):
+    """Code that was compiled elsewhere. ``read(capability)`` returns it, on a worker thread; the driver loads it."""
 
-    read: Callable[[str], str]
+    read: Callable[[tuple[int, int]], bytes]
     symbol: str
+    origin: str  #: as `Kernel.origin` returns it
 
 
 @lacks(
@@ -120,8 +123,8 @@ class Kernel:
     @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     @keywords(
         "Kernel takes a name, source=, host=, host_seconds=, include_dirs=, includes=, options= and parameters=",
-        ptx=f"compiled code becomes a kernel by {_COMPILED.format('ptx')}",
-        cubin=f"compiled code becomes a kernel by {_COMPILED.format('cubin')}",
+        ptx=_COMPILED,
+        cubin=_COMPILED,
         code="it is called source",
     )
     def __init__(
@@ -189,22 +192,57 @@ class Kernel:
                 expected=count,
                 given=given,
             )
-        made = cls.__new__(cls)
-        made._set_up(loaded, signature, host, None)
-        return made
+        return cls._from_code(loaded, signature, host)
 
     @classmethod
-    def _from_ptx(
-        cls, read: Callable[[str], str], name: str, parameters: str, host: Callable[..., object]
+    def from_object_code(
+        cls, code: bytes | str | os.PathLike[str], name: str, parameters: str,
+        host: Callable[..., object] | None = None,
     ) -> Self:  # fmt: skip
-        """Make a kernel from the PTX that ``read(name)`` returns: called when a device loads it, on a worker thread."""
+        """Make a kernel from code that was compiled elsewhere. Nothing is loaded here, so it opens on every driver.
+
+        Parameters
+        ----------
+        code
+            A cubin, PTX, fatbin or LTO-IR: bytes, or the path of a file, which is read when a GPU loads the kernel.
+            cuda.core links LTO-IR then. The code runs with all rights of the program.
+        name
+            The name of the function in the code: ``extern "C"``, or mangled.
+        parameters, host
+            As for `from_cuda_core`.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidArgumentError, UnsupportedError
+            As for `from_cuda_core`.
+        CompileError
+            ``code`` is bytes that are truncated, or none of the four. For a file, and for code that CUDA refuses, such
+            as that of another architecture, the first launch on a GPU raises it.
+        """
+        if not isinstance(code, bytes | str | os.PathLike) or (isinstance(code, str) and "\n" in code):
+            raise InvalidTypeError(f"code is bytes or a path, not {type(code).__name__}; PTX as text: ptx.encode()")
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"a kernel's name is a str, not {type(name).__name__}")
+        if not _SYMBOL.fullmatch(name):
+            raise InvalidArgumentError(f"{name!r} is no name in compiled code: that of C++ is mangled, '_Z4axpyPKfPfi'")
+        signature = read_parameters(name, parameters)
+        if isinstance(code, bytes):
+            check_object_code(code, name)
+        else:
+            code = os.path.abspath(os.fsdecode(code))
+        return cls._from_code(_Image(functools.partial(read_object_code, code, name), name, "code"), signature, host)
+
+    @classmethod
+    def _from_code(
+        cls, code: LoadedKernel | _Image, signature: Signature, host: Callable[..., object] | None
+    ) -> Self:  # fmt: skip
         made = cls.__new__(cls)
-        made._set_up(_Ptx(read, name), read_parameters(name, parameters), host, None)
+        made._set_up(code, signature, host, None)
         return made
 
     def _set_up(
         self,
-        code: CudaSource | LoadedKernel | _Ptx,
+        code: CudaSource | LoadedKernel | _Image,
         signature: Signature,
         host: Callable[..., object] | None,
         host_seconds: float | None,
@@ -231,10 +269,9 @@ class Kernel:
 
     @property
     def source(self) -> CudaSource:
-        """The source and its compiler options. `UnsupportedError` for a kernel of `from_cuda_core`, which has none."""
+        """The source and its compiler options. `UnsupportedError` for a kernel that was compiled elsewhere."""
         if not isinstance(self._code, CudaSource):
-            compiler = "cuda.core compiled it" if isinstance(self._code, LoadedKernel) else "it is shipped as PTX"
-            raise UnsupportedError(f"{self!r} has no source: {compiler}")
+            raise UnsupportedError(f"{self!r} has no source: it was compiled elsewhere")
         return self._code
 
     def __repr__(self) -> str:
@@ -325,7 +362,7 @@ class Kernel:
         return None if handles is None else handles.get(device)
 
     def origin(self, driver: Driver, device: int) -> str:
-        """Return its origin, once loaded: ``"compiled"``, ``"cache"``, ``"cuda.core"``, ``"ptx"`` or ``"host"``."""
+        """Return its origin: ``"compiled"``, ``"cache"``, ``"cuda.core"``, ``"code"``, ``"ptx"`` or ``"host"``."""
         return self._origins[driver][device]
 
     def _origin(self, driver: Driver, device: int) -> str:
@@ -333,8 +370,8 @@ class Kernel:
             return "host"
         if isinstance(self._code, LoadedKernel):
             return "cuda.core"
-        if isinstance(self._code, _Ptx):
-            return "ptx"
+        if isinstance(self._code, _Image):
+            return self._code.origin
         compiled = self._images[driver][driver.device_open(device).compute_capability]
         return "cache" if compiled.from_cache else "compiled"
 
@@ -352,8 +389,8 @@ class Kernel:
             loaded = self._code
         elif not driver.wants_image:
             pass  # it runs the host implementation
-        elif isinstance(self._code, _Ptx):
-            image, symbol = self._code.read(self._code.symbol).encode(), self._code.symbol
+        elif isinstance(self._code, _Image):
+            image, symbol = self._code.read(driver.device_open(device).compute_capability), self._code.symbol
         else:
             images = self._images.setdefault(driver, {})
             capability = driver.device_open(device).compute_capability
@@ -380,7 +417,8 @@ def kernel_of_ptx(
     read: Callable[[str], str], name: str, parameters: str, host: Callable[..., object]
 ) -> Kernel:  # fmt: skip
     """Return a kernel that is shipped as PTX, so that it needs no compiler. ``read(name)`` returns the PTX."""
-    return Kernel._from_ptx(read, name, parameters, host)
+    image = _Image(lambda _: read(name).encode(), name, "ptx")
+    return Kernel._from_code(image, read_parameters(name, parameters), host)
 
 
 def converters_of(kernel: Kernel) -> tuple[Converter, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from ..errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ._object_code import kind_of
 from ._signature import Parameter, Signature, pointer, scalar
 
 __all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_parameters", "read_source", "refuse_includes"]
@@ -54,7 +55,7 @@ def read_source(source: str | bytes) -> str:
     InvalidTypeError
         The source is neither str nor bytes.
     InvalidArgumentError
-        The source has a NUL, has more than 16 MiB, is not valid UTF-8, or is the path of a file.
+        The source has a NUL, has more than 16 MiB, is not valid UTF-8, is compiled code or the path of a file.
     """
     if not isinstance(source, str | bytes):
         raise InvalidTypeError(
@@ -62,6 +63,10 @@ def read_source(source: str | bytes) -> str:
         )
     try:
         encoded = source.encode() if isinstance(source, str) else bytes(source)
+        if (kind := kind_of(encoded)) and b"__global__" not in encoded:
+            raise InvalidArgumentError(
+                f"source is {kind}, which is compiled already: Kernel.from_object_code(code, name, parameters)"
+            )
         text = encoded.decode()
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"source is not valid UTF-8: {error.reason} at position {error.start}") from None

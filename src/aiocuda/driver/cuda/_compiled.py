@@ -1,6 +1,6 @@
-"""Kernels that cuda.core has compiled.
+"""Kernels that cuda.core has compiled, and its linker.
 
-cuda.core is never imported here, because the import takes 0.5 s: a program that has one of its objects has imported it.
+The import of cuda.core takes 0.5 s. A program that has one of its kernels has imported it, and `link` imports it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 import sys
 from typing import Any
 
-from ...errors import InvalidTypeError
+from ...errors import CompileError, InvalidTypeError, UnsupportedError
 from ..protocol import LoadedKernel
 
-__all__ = ["plain_name", "read_kernel"]
+__all__ = ["link", "plain_name", "read_kernel"]
 
 #: The name of a kernel whose real name the NVIDIA driver does not return.
 _UNNAMED = "kernel"
@@ -70,3 +70,29 @@ def plain_name(symbol: str) -> str:
         if not nested:
             break
     return name
+
+
+def link(code: bytes, name: str, arch: str) -> bytes:
+    """Return LTO-IR as a cubin for an architecture such as ``"sm_90"``. **May block.**
+
+    Raises
+    ------
+    CompileError
+        The linker refuses the code.
+    UnsupportedError
+        cuda.core or nvJitLink is not installed.
+    """
+    try:
+        from cuda.core import Linker, LinkerOptions, ObjectCode
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("nvJitLink")
+    except (ImportError, RuntimeError) as error:  # DynamicLibNotFoundError is the latter
+        raise UnsupportedError(
+            f"kernel {name!r} is LTO-IR, which cuda.core links by nvJitLink: pip install cuda-core nvidia-nvjitlink"
+        ) from error
+    try:
+        options = LinkerOptions(arch=arch, link_time_optimization=True)
+        return bytes(Linker(ObjectCode.from_ltoir(code), options=options).link("cubin").code)
+    except Exception as error:  # of cuda.core and of nvJitLink
+        raise CompileError(f"the LTO-IR of kernel {name!r} cannot be linked for {arch}: {error}", log="") from error
