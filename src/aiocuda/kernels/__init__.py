@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._kernel import Kernel
+from ._kernel import Compilation, Kernel
 from ._signature import Parameter, Signature
 
-__all__ = ["Kernel", "Parameter", "Signature"]
+__all__ = ["Compilation", "Kernel", "Parameter", "Signature"]

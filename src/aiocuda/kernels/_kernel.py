@@ -18,13 +18,13 @@ from .._base._checks import is_coroutine_function, is_function
 from .._base._mistakes import keyword_only, keywords, lacks
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
-from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, check_structures, converters
 from ._object_code import check_object_code, read_object_code
 from ._signature import Signature
 from ._source import find_kernel, read_parameters, read_source, refuse_includes
 
-__all__ = ["Kernel"]
+__all__ = ["Compilation", "Kernel"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INSTANCE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*<[\w :,<>()*&+.-]*>", re.ASCII)
@@ -45,6 +45,14 @@ _OPTIONS = (
 )
 _COMPILED = "compiled code becomes a kernel by Kernel.from_object_code(code, name, parameters)"
 _SYMBOL = re.compile(r"[A-Za-z_.$][A-Za-z0-9_.$]*")
+
+
+class Compilation(NamedTuple):
+    """What the compiler reports of a kernel."""
+
+    log: str  #: warnings, and what ptxas says of the kernel
+    registers: int  #: of a thread
+    shared_bytes: int  #: static shared memory of a block
 
 
 class _Image(NamedTuple):
@@ -273,6 +281,26 @@ class Kernel:
         if not isinstance(self._code, CudaSource):
             raise UnsupportedError(f"{self!r} has no source: it was compiled elsewhere")
         return self._code
+
+    def compile(self, arch: str = "sm_90") -> Compilation:
+        """Compile the source for an architecture, and return what the compiler reports. **It blocks.**
+
+        For tests and builds: it needs NVRTC and no GPU, nothing is loaded, and no launch uses the result.
+
+        Raises
+        ------
+        CompileError
+            The source does not compile; ``log`` has the compiler's messages.
+        CompilerNotFoundError, UnsupportedError
+            NVRTC is not installed, or does not support the architecture. The kernel has no source.
+        BusyError
+            An event loop runs on this thread.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise BusyError("kernel.compile blocks the event loop: `await device.load(kernel)`, or call it in a thread")
+        from ..driver.cuda._compiler import report_cuda  # imported here, because few programs compile
+
+        return Compilation(*report_cuda(self.source, arch))
 
     def __repr__(self) -> str:
         return f"<Kernel {self.signature}>"

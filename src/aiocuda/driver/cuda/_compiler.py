@@ -12,6 +12,7 @@ The options are the architecture, C++17, the directories of headers, and those o
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import multiprocessing.spawn
@@ -27,7 +28,7 @@ from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError,
 from ..protocol import CompiledKernel, CudaSource
 from ._cache import ProgramCache
 
-__all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda"]
+__all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda", "report_cuda"]
 
 COMPILE_SECONDS: Final = 120.0
 LOG_BYTES: Final = 64 << 10
@@ -70,6 +71,38 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     UnsupportedError
         This NVRTC does not support the architecture.
     """
+    library, options, cuda, is_fixed = _plan(source, arch)
+    cache = ProgramCache.default()
+    if cache is None or not is_fixed:
+        return _compile(source, arch, library, options, timeout)[0]
+    key = _key(source, options, library, cuda)
+    entry = cache.get(key)
+    if entry is None:
+        compiled, _ = _compile(source, arch, library, options, timeout)
+        words = (compiled.symbol, *map(str, compiled.sizes))
+        cache.put(key, " ".join(words).encode() + b"\n" + compiled.image)
+        return compiled
+    line, _, image = entry.partition(b"\n")
+    symbol, *sizes = line.decode().split(" ")
+    return CompiledKernel(image, symbol, True, tuple(map(int, sizes)))
+
+
+def report_cuda(source: CudaSource, arch: str) -> tuple[str, int, int]:
+    """Return the compiler's log, the registers of a thread, and a block's bytes of static shared memory. **May block.**
+
+    It raises what `compile_cuda` raises, and does not use the cache, which has no logs.
+    """
+    library, options, _, _ = _plan(source, arch)
+    plain = dataclasses.replace(source, structures=())  # whose functions would be in the log
+    compiled, log = _compile(plain, arch, library, [*options, "--ptxas-options=-v"], COMPILE_SECONDS)
+    log = log.replace("\0", "")  # it is two logs
+    used = log.partition(f"'{compiled.symbol}'")[2].partition("Compiling entry function")[0]
+    registers, shared = re.search(r"Used (\d+) registers", used), re.search(r"(\d+) bytes smem", used)
+    return log, int(registers[1]) if registers else 0, int(shared[1]) if shared else 0
+
+
+def _plan(source: CudaSource, arch: str) -> tuple[str, list[str], tuple[str, ...], bool]:
+    """Return NVRTC's path and options, CUDA's directories, and whether all included files are CUDA's own."""
     if not _ARCHITECTURE.fullmatch(arch):
         raise InvalidArgumentError(f"{arch!r} is no architecture: it takes one such as 'sm_90'")
     library = _library()
@@ -82,19 +115,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     options = [f"--gpu-architecture={arch}", *(f"--include-path={path}" for path in (*own, *cuda)), *source.options]
     if not any(option.lstrip("-").startswith("std=") for option in source.options):
         options.append("--std=c++17")
-    cache = ProgramCache.default()
-    if cache is None or own or not all(map(_is_known, operands)):
-        return _compile(source, arch, library, options, timeout)
-    key = _key(source, options, library, cuda)
-    entry = cache.get(key)
-    if entry is None:
-        compiled = _compile(source, arch, library, options, timeout)
-        words = (compiled.symbol, *map(str, compiled.sizes))
-        cache.put(key, " ".join(words).encode() + b"\n" + compiled.image)
-        return compiled
-    line, _, image = entry.partition(b"\n")
-    symbol, *sizes = line.decode().split(" ")
-    return CompiledKernel(image, symbol, True, tuple(map(int, sizes)))
+    return library, options, cuda, not own and all(map(_is_known, operands))
 
 
 def _library() -> str:
@@ -153,7 +174,10 @@ def _measured(source: CudaSource) -> tuple[str, list[str]]:
     return f"\n{text}\n" * bool(texts), ["::".join((*scopes, f"aiocuda_size_{at}")) for at in range(len(texts))]
 
 
-def _compile(source: CudaSource, arch: str, library: str, options: list[str], timeout: float) -> CompiledKernel:
+def _compile(
+    source: CudaSource, arch: str, library: str, options: list[str], timeout: float
+) -> tuple[CompiledKernel, str]:
+    """Return the kernel and the compiler's log."""
     measured, names = _measured(source)
     request = {
         "library": library,
@@ -179,7 +203,7 @@ def _compile(source: CudaSource, arch: str, library: str, options: list[str], ti
     log = _cut(answer["log"])
     if answer["result"] == "NVRTC_SUCCESS":
         symbol, *mangled = answer["symbols"]
-        return CompiledKernel(image, symbol, sizes=tuple(int(_SIZE.findall(each)[-1]) for each in mangled))
+        return CompiledKernel(image, symbol, sizes=tuple(int(_SIZE.findall(each)[-1]) for each in mangled)), log
     if answer["result"] == "NVRTC_ERROR_INVALID_OPTION":
         chosen = f" with {' '.join(source.options)}" if source.options else ""
         raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}{chosen}: {log.strip()}")
