@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._queued_operation import QueuedOperation
     from ._queued_operation import Waiter as Waiter
     from ._reactor_fields import ReactorFields
-    from ._ring import Obstacle, Ring, new_operation
+    from ._ring import Obstacle, Ring, new_id, new_operation
     from ._turn import Turn
     from ._watch import Watch
 else:
@@ -49,6 +49,6 @@ __all__ = [
     "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
     "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceFields",
     "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
-    "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather",
+    "Obstacle", "Operation", "QueuedOperation", "ReactorFields", "Ring", "State", "Turn", "Watch", "gather", "new_id",
     "new_operation",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ._estimate import Estimate
     from ._lease import Lease
 
-__all__ = ["Obstacle", "Ring", "new_operation"]
+__all__ = ["Obstacle", "Ring", "new_id", "new_operation"]
 
 #: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
 GLANCE_SECONDS = 20e-6
@@ -743,3 +743,8 @@ def new_operation(
     operation.submitted_at = 0.0
     operation.context = copy_context()
     return operation
+
+
+def new_id() -> int:
+    """Return the id of a new operation that no stream has."""
+    return next_id()

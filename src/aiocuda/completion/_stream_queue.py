@@ -30,8 +30,8 @@ from .._core import (
     Ring,
     new_operation,
 )
-from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
+from ._captures import is_captured
 from ._extra import CopyOut
 from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
     from ._device_state import DeviceState
     from ._reactor import Reactor
 
-__all__ = ["HasQueue", "StreamQueue", "is_captured", "stream_queue"]
-
-#: The driver's answer for a default stream while a stream that waits for it is captured.
-STREAM_CAPTURE_IMPLICIT = 906
+__all__ = ["HasQueue", "StreamQueue", "stream_queue"]
 
 
 class StreamQueue(Ring):
@@ -774,16 +771,6 @@ class HasQueue(Protocol):
 def stream_queue(stream: HasQueue) -> StreamQueue:
     """Return the queue of a public stream. Measured hot functions read ``stream._queue`` directly."""
     return stream._queue
-
-
-def is_captured(driver: Driver, stream: int) -> bool:
-    """Return whether a stream is being captured, given the driver's name of it. From any thread."""
-    try:
-        return driver.stream_capturing(stream)
-    except BusyError as error:
-        if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
-            return True
-        raise
 
 
 def nothing() -> None:
