@@ -330,6 +330,13 @@ class Stream(EnqueuingStream, Owner):
             )
         return self._queue.enqueue("synchronize", INSTANT, nothing, ())
 
+    def _awaited(self) -> tuple[Operation[None]]:
+        """Return what `aiocuda.wait` waits for."""
+        queue = self._queue
+        if queue.recorded or (queue.shared and queue.is_captured()):
+            raise UnsupportedError(f"{self.name} is being captured into a graph: wait for a launch of the graph")
+        return (self.synchronize(),)
+
     def add_callback(
         self,
         fn: Callable[[Operation[None]], object],
