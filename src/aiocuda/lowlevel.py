@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ._core import CLOSED, Chain, State
 from .completion._jobs import Jobs
-from .completion._marks import enqueue_mark, enqueue_shared_mark, when_accepted, when_passed
+from .completion._marks import enqueue_mark, when_accepted, when_passed
 from .completion._queue import Queue
 from .completion._stream_load import StreamLoad
 from .completion._stream_operation import StreamOperation, check_awaited
@@ -37,7 +37,7 @@ from .memory.interchange._host_arrays import as_source, as_target
 __all__ = [
     "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "Chain", "DeviceResources", "ForeignStreams", "Jobs", "Queue",
     "State", "StreamHook", "StreamLoad", "StreamOperation", "StreamView", "as_source", "as_target", "block_of",
-    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark", "enqueue_shared_mark",
+    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark",
     "flushed", "follow", "handle_of", "has_gpu", "join", "launch_converted", "open_stream", "owned", "pinned_block_of",
     "prepare_join", "queue_of", "record_event", "resources_of", "submit_call", "wait_for", "when_accepted",
     "when_passed",

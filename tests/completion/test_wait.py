@@ -264,7 +264,7 @@ async def test_answer_that_is_no_bool(answer: object) -> None:
 async def test_many_functions_and_one_that_fails_do_not_disturb_each_other() -> None:
     opened = threading.Event()
     waits = [aiocuda.wait(opened.is_set) for _ in range(500)]
-    failing = aiocuda.wait(lambda: {}[0])
+    failing = aiocuda.wait(lambda: {"key": True}["other"])
     tasks = [asyncio.ensure_future(one.wait()) for one in (*waits, failing)]
     with pytest.raises(KeyError):
         await quickly(tasks[-1])

@@ -283,7 +283,7 @@ def test_forked_child(driver: CudaDriver, fake: Fake) -> None:
             finally:
                 os._exit(code)
         await some_waits()
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # noqa: ASYNC222 - a child of a few milliseconds
 
     results: list[int] = []
     assert asyncio.run(main()) == 0

@@ -274,7 +274,7 @@ async def test_queries_end_no_capture_of_another_library(driver: CudaDriver, fak
     assert fake.capture_mode() == 0
 
 
-# -- beside a device that the program opens ------------------------------------------------------------------------------
+# -- beside a device that the program opens ----------------------------------------------------------------------------
 
 
 async def test_closing_a_device_neither_delays_nor_ends_a_wait(driver: CudaDriver, fake: Fake) -> None:
