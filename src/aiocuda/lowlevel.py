@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 
 from ._core import CLOSED, Chain, State
+from .completion._foreign_work import handle_of
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, when_accepted, when_passed
 from .completion._queue import Queue
@@ -20,7 +21,6 @@ from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES
 from .device._resources import DeviceResources, resources_of
-from .device._stream_imports import handle_of
 from .device.streams._foreign_streams import ForeignStreams
 from .device.streams._hook import StreamHook
 from .device.streams._joins import follow, join, prepare_join, wait_for

@@ -17,7 +17,7 @@ from aiocuda.completion._event_watch import EventWatch
 from aiocuda.driver.cuda._driver import CudaDriver
 from tests.core.test_over_libcuda import ILLEGAL_ADDRESS, NOT_READY, fake, library
 from tests.driver.cuda.fake import Fake
-from tests.helpers import quickly, turns, until
+from tests.helpers import Reports, quickly, turns, until
 
 __all__ = ["fake", "library"]  # fixtures
 
@@ -316,3 +316,43 @@ async def test_wait_that_was_made_before_the_end_of_the_generators(driver: CudaD
     assert await quickly(task) is None
     assert await quickly(polled) is None
     assert await quickly(aiocuda.wait([Stream(), lambda: True])) is None
+
+
+async def test_refused_notifier_is_reported_once_and_delays_nothing(driver: CudaDriver, fake: Fake) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.answer("cuLaunchHostFunc", 2)
+    with Reports() as reports:
+        tasks = await started(*[aiocuda.wait(Stream(STREAM + 8 * number)) for number in range(3)])
+        await until(lambda: reports.contexts)
+        await turns()
+        fake.answer("cuEventQuery", 0)
+        await quickly(asyncio.gather(*tasks))
+    assert len(reports.contexts) == 1
+
+
+class LoopWithoutReaders(asyncio.SelectorEventLoop):
+    """As loops of other packages, and asyncio's proactor loop."""
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def in_a_loop_without_readers(main: Any) -> None:
+    loop = LoopWithoutReaders()
+    try:
+        loop.run_until_complete(main)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def test_loop_that_cannot_watch_descriptors(driver: CudaDriver, fake: Fake) -> None:
+    """Its timers ask."""
+    fake.answer("cuEventQuery", NOT_READY, times=100)
+
+    async def main() -> None:
+        asked = iter([False] * 3)
+        await quickly(aiocuda.wait([Stream(), lambda: next(asked, True)]))
+
+    await asyncio.to_thread(in_a_loop_without_readers, main())
+    assert not fake.calls("cuLaunchHostFunc")

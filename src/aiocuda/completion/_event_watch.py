@@ -121,7 +121,7 @@ class EventWatch:
         It watches nothing any more; `current` returns its successor.
     """
 
-    __slots__ = ("__weakref__", "_alarm", "_budget", "_descriptor", "_device", "_driver", "_end", "_give_back",
+    __slots__ = ("__weakref__", "_alarm", "_arms", "_budget", "_descriptor", "_device", "_driver", "_end", "_give_back",
                  "_leases", "_lines", "_notifiers", "_policy", "_spinning", "_wakes", "_watchdog", "_watches",
                  "closed", "loop")  # fmt: skip
 
@@ -150,7 +150,8 @@ class EventWatch:
                 loop.add_reader(self._descriptor, self._on_port)
         except NotImplementedError:
             self._descriptor = None  # such a loop queries by its timers
-        self._alarm = Alarm(loop, driver.now, self._alarmed, watches=self._descriptor is not None)
+        self._arms = self._descriptor is not None
+        self._alarm = Alarm(loop, driver.now, self._alarmed, watches=self._arms)
 
     @classmethod
     def of(cls, driver: Driver, device: int, loop: asyncio.AbstractEventLoop) -> EventWatch:
@@ -257,7 +258,7 @@ class EventWatch:
 
     def _arm(self, wait: EventWait) -> None:
         """Arm a notifier for a wait, unless one is armed."""
-        if self._descriptor is None or wait.armed is not None:
+        if not self._arms or wait.armed is not None:
             return
         operation: Any = wait  # it has the attributes of an operation that a notifier needs
         try:
@@ -265,6 +266,7 @@ class EventWatch:
         except DeviceFault as fault:
             self._fail_all(fault)
         except AiocudaError as error:
+            self._arms = False
             self.loop.call_exception_handler(
                 {"message": "aiocuda: the driver refused a notifier; a timer queries in its place", "exception": error}
             )

@@ -60,7 +60,8 @@ def work_of(x: Any) -> Work | None:
         handle = x.__cuda_array_interface__.get("stream")
         if handle is None:
             raise InvalidTypeError(
-                f"__cuda_array_interface__ of {type(x).__qualname__} names no stream: wait for the stream itself"
+                f"__cuda_array_interface__ of {type(x).__qualname__} names no stream: wait for the stream itself, "
+                "or for a function that says whether it is ready"
             )
         return Work("stream", int(handle))
     return by_methods(x)

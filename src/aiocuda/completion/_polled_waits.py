@@ -70,8 +70,7 @@ class _Poller:
         # uvloop's time is that at which the turn began; a simulated loop has a time of its own.
         self._now = time.monotonic if abs(loop.time() - time.monotonic()) < A_LONG_TURN else loop.time
         self._waits: dict[PolledWait, tuple[float, float]] = {}  # the begin of each, and the time of its next call
-        watches = type(loop).add_reader is not asyncio.AbstractEventLoop.add_reader
-        self._alarm = Alarm(loop, self._now, self._alarmed, watches=watches)
+        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)
         self._end = end_with_loop(self)
 
     @classmethod

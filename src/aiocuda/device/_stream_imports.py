@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ..completion._device_state import DeviceState
-from ..completion._foreign_work import handle_of
 from ..completion._stream_queue import StreamQueue
 from ..errors import WrongLoopError
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
 
-__all__ = ["StreamImports", "handle_of"]
+__all__ = ["StreamImports"]
 
 
 class StreamImports:

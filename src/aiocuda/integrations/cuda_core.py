@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .. import wait as wait_for
 from ..completion import Operation
+from ..completion import wait as wait_for
 from ..stream import Stream
 from ._library import Call, Library, require
 

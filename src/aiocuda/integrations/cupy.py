@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Self, TypeVar
 
-from .. import wait as wait_for
 from ..completion import Operation
+from ..completion import wait as wait_for
 from ..errors import BusyError
 from ..lowlevel import Queue, end_step, flushed, queue_of
 from ..stream import Stream

@@ -24,6 +24,7 @@ from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
 from ..._core import INSTANT, EnqueuingStream, Operation
+from ...completion._foreign_work import handle_of
 from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import StreamQueue, nothing
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
@@ -36,7 +37,6 @@ from ...memory.interchange._loan import Loan
 from .._event import Event, record_event
 from .._loop_state import LoopState
 from .._resources import DeviceResources, resources_of
-from .._stream_imports import handle_of
 from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import Launches
