@@ -178,6 +178,21 @@ def test_loops_of_several_threads(driver: CudaDriver, fake: Fake) -> None:
     assert after == before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["wait", "device"])
+def test_loops_with_an_open_device(driver: CudaDriver, fake: Fake, first: str) -> None:
+    """It shares the notifiers of the waits."""
+
+    async def main() -> None:
+        if first == "wait":
+            await some_waits()
+        async with aiocuda.open_device(driver=driver, streams_ahead=0) as device, device.stream() as stream:
+            await aiocuda.wait([stream, Stream()])
+        await some_waits()
+
+    constant(driver, lambda: asyncio.run(main()), 200)
+
+
 def test_loops_with_notifiers(driver: CudaDriver, fake: Fake) -> None:
     """A notifier that is armed when the loop ends goes to the next loop."""
 
@@ -191,7 +206,7 @@ def test_loops_with_notifiers(driver: CudaDriver, fake: Fake) -> None:
         fake.release()
         await quickly(task)
 
-    constant(driver, lambda: asyncio.run(main()), 50, most=3)
+    constant(driver, lambda: asyncio.run(main()), 50, most=24)  # as many as can be armed
 
 
 def test_loop_that_ends_while_a_task_waits(driver: CudaDriver, fake: Fake) -> None:

@@ -356,3 +356,73 @@ async def test_loop_that_cannot_watch_descriptors(driver: CudaDriver, fake: Fake
 
     await asyncio.to_thread(in_a_loop_without_readers, main())
     assert not fake.calls("cuLaunchHostFunc")
+
+
+async def test_wait_shares_the_notifiers_of_a_device_that_is_open(driver: CudaDriver, fake: Fake) -> None:
+    async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+        await stream.synchronize()
+        fake.hold()
+        fake.answer("cuEventQuery", NOT_READY)
+        (task,) = await started(aiocuda.wait(Stream()))
+        other = asyncio.ensure_future(stream.synchronize().wait())
+        await until(lambda: len(fake.calls("cuLaunchHostFunc")) == 2)
+        watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+        assert watch._notifiers is stream._queue.reactor.notifier_pool
+        fake.answer("cuEventQuery", 0)
+        fake.release()
+        await quickly(asyncio.gather(task, other))
+        await until(lambda: not watch._notifiers.armed)
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.forget()
+    assert await quickly(aiocuda.wait(Stream())) is None  # by its notifier alone
+    assert fake.calls("cuLaunchHostFunc")
+
+
+async def test_device_that_is_opened_later_shares_the_notifiers_of_waits(driver: CudaDriver, fake: Fake) -> None:
+    await quickly(aiocuda.wait(Stream()))
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    for _ in range(3):
+        async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            assert stream._queue.reactor.notifier_pool is watch._notifiers
+            async with aiocuda.open_device(driver=driver) as second, second.stream() as other:
+                assert other._queue.reactor.notifier_pool is not watch._notifiers
+            fake.hold()
+            fake.answer("cuEventQuery", NOT_READY)
+            (task,) = await started(aiocuda.wait(Stream()))
+            await until(lambda: watch._notifiers.armed)
+            fake.answer("cuEventQuery", 0, times=0)
+        fake.release()
+        await quickly(task)
+        assert await quickly(aiocuda.wait(lambda: not watch._notifiers.armed)) is None
+
+
+async def test_device_without_streams_of_its_own_shares_nothing(driver: CudaDriver, fake: Fake) -> None:
+    await quickly(aiocuda.wait(Stream()))
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    async with aiocuda.open_device(driver=driver, asynchronous=False) as device, device.stream() as stream:
+        assert stream._queue.reactor.notifier_pool is not watch._notifiers
+        assert await quickly(aiocuda.wait(Stream())) is None
+
+
+async def test_loop_that_is_closed_with_a_device_and_waits(driver: CudaDriver, fake: Fake) -> None:
+    """Each way, the notifiers go to the next loop."""
+    pools = []
+
+    async def main(first: str) -> None:
+        if first == "wait":
+            await aiocuda.wait(Stream())
+        async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            await stream.synchronize()
+            await aiocuda.wait(Stream())
+            watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+            pools.append(id(watch._notifiers))
+
+    def run(first: str) -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main(first))
+        loop.close()
+        gc.collect()
+
+    for first in ("wait", "device", "wait", "device"):
+        await asyncio.to_thread(run, first)
+    assert len(set(pools)) == 1

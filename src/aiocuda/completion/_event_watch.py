@@ -26,13 +26,15 @@ from ._budget import Budget
 from ._captures import is_captured
 from ._event_leases import EventLeases
 from ._loop_end import end_with_loop
-from ._notifiers import NotifierPool
+from ._notifiers import WATCHES, NotifierPool
 from ._policy import CompletionPolicy
+from ._reactors import reactors_of
 from ._wait_rule import first_poll, next_look
 from ._waits import Wait
 
 if TYPE_CHECKING:
     from ._armed_notifier import ArmedNotifier
+    from ._reactor import Reactor
 
 __all__ = ["EventWait", "EventWatch"]
 
@@ -107,6 +109,7 @@ class _NoQueue:
 
     reactor = None
     name = "a stream of another library"
+    watch = Watch()
 
 
 _NO_QUEUE: Any = _NoQueue()
@@ -121,8 +124,8 @@ class EventWatch:
         It watches nothing any more; `current` returns its successor.
     """
 
-    __slots__ = ("__weakref__", "_alarm", "_arms", "_budget", "_descriptor", "_device", "_driver", "_end", "_give_back",
-                 "_leases", "_lines", "_notifiers", "_policy", "_spinning", "_wakes", "_watchdog", "_watches",
+    __slots__ = ("__weakref__", "_alarm", "_arms", "_budget", "_device", "_driver", "_end", "_give_back",
+                 "_host", "_leases", "_lines", "_notifiers", "_policy", "_spinning", "_wakes", "_watchdog", "_watches",
                  "closed", "loop")  # fmt: skip
 
     def __init__(self, driver: Driver, device: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -140,27 +143,56 @@ class EventWatch:
         self._watchdog: asyncio.TimerHandle | None = None
         self._wakes = Wakes.of(loop)
         self._end = end_with_loop(self)
-        self._notifiers = NotifierPool.take(driver, device, _nothing)
-        # Also when it is collected with its loop. Notifiers are never destroyed: the next loop takes them over.
-        self._give_back = weakref.finalize(self, self._notifiers.give, driver, self._budget.tokens)
-        self._give_back.atexit = False
-        self._descriptor = self._notifiers.port.fileno()
-        try:
-            if self._descriptor is not None:
-                loop.add_reader(self._descriptor, self._on_port)
-        except NotImplementedError:
-            self._descriptor = None  # such a loop queries by its timers
-        self._arms = self._descriptor is not None
+        self._host = next((reactor for reactor in self._reactors() if reactor.admit(self)), None)
+        if self._host is not None:
+            self._notifiers = self._host.notifier_pool
+            self._arms = True
+        else:
+            self._notifiers = NotifierPool.take(driver, device, _nothing)
+            self._own()
         self._alarm = Alarm(loop, driver.now, self._alarmed, watches=self._arms)
+
+    def _reactors(self) -> Iterator[Reactor]:
+        """Yield the reactors of devices that are open here."""
+        for known in list(reactors_of(self._driver)):
+            reactor = known()
+            if reactor is not None and reactor.loop is self.loop and reactor.device_state.device == self._device:
+                yield reactor
+
+    def _own(self) -> None:
+        """Read the port of the notifiers."""
+        # Also when it is collected with its loop. Notifiers are never destroyed: the next loop takes them over.
+        self._give_back = weakref.finalize(self, self._notifiers.give, self._driver, self._budget.tokens)
+        self._give_back.atexit = False
+        descriptor = self._notifiers.port.fileno()
+        self._arms = descriptor is not None
+        try:
+            if descriptor is not None:
+                self.loop.add_reader(descriptor, self._on_port)
+        except NotImplementedError:
+            self._arms = False  # such a loop queries by its timers
+
+    def join(self, reactor: Reactor) -> NotifierPool | None:
+        """Let the reactor of a device that is being opened read the port, until `take_over`; None if it cannot."""
+        if self.closed or self._host is not None or not self._arms:
+            return None
+        self._host = reactor
+        self._give_back.detach()
+        return self._notifiers
+
+    def take_over(self) -> None:
+        """Read the port again: the device has been closed."""
+        self._host = None
+        self._own()
 
     @classmethod
     def of(cls, driver: Driver, device: int, loop: asyncio.AbstractEventLoop) -> EventWatch:
         """Return the watch of the running loop on a device, which the first wait makes ready for use."""
         key = id(loop), id(driver), device
-        watch = _known.get(key)
+        watch = WATCHES.get(key)
         if watch is None or watch.loop is not loop or watch.closed:
             driver.device_open(device)
-            watch = _known[key] = cls(driver, device, loop)
+            watch = WATCHES[key] = cls(driver, device, loop)
         return watch
 
     def current(self) -> EventWatch:
@@ -351,12 +383,15 @@ class EventWatch:
 
     def _on_port(self) -> None:
         """Handle the tags of notifiers."""
-        if self.closed:
-            return
+        if not self.closed:
+            tags = self._notifiers.port.drain()
+            self.heard([armed for tag in tags if (armed := self._notifiers.disarm(tag, self._budget.tokens))])
+
+    def heard(self, notifiers: Iterable[ArmedNotifier]) -> None:
+        """Query the streams of notifiers that have come."""
         keys: dict[int, None] = {}
-        for tag in self._notifiers.port.drain():
-            armed = self._notifiers.disarm(tag, self._budget.tokens)
-            wait = None if armed is None else armed.operation
+        for armed in notifiers:
+            wait = armed.operation
             if isinstance(wait, EventWait) and wait.armed is armed:
                 wait.notify()
                 keys[wait.line] = None
@@ -379,10 +414,10 @@ class EventWatch:
                 self._fail_all(fault)
             elif self._lines:
                 self.look(next(iter(self._lines.values()))[0])
-            for armed in self._notifiers.tick(self._budget.tokens):
+            for armed in self._notifiers.tick(self._budget.tokens) if self._host is None else ():
                 log("warning", "notification_lost", armed.context, stream=armed.queue.name, operation=armed.id)
         finally:
-            if self._lines or self._notifiers.armed:
+            if self._lines or (self._host is None and self._notifiers.armed):
                 self._watch_again()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -406,14 +441,15 @@ class EventWatch:
             self._fail(ClosedError("the event loop is ending"))
             if self._watchdog is not None:
                 self._watchdog.cancel()
-            if self._descriptor is not None:
-                self.loop.remove_reader(self._descriptor)
+            descriptor = self._notifiers.port.fileno()
+            if self._host is None and descriptor is not None:
+                with contextlib.suppress(NotImplementedError):
+                    self.loop.remove_reader(descriptor)
         self._alarm.close()
-        self._give_back()
-
-
-#: By the ids of the loop and the driver, and the device. The loop holds its watch by its descriptors.
-_known: weakref.WeakValueDictionary[tuple[int, int, int], EventWatch] = weakref.WeakValueDictionary()
+        if self._host is not None:
+            self._host.leave(self)
+        else:
+            self._give_back()
 
 
 def _id_of(wait: EventWait) -> int:
