@@ -369,11 +369,15 @@ class EventWatch:
     @contextlib.contextmanager
     def _queries(self) -> Iterator[None]:
         """Query where another library may be capturing a stream. After a fault, each query raises it."""
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(DeviceFault):
-                self._driver.begin_queries()
-                stack.callback(self._driver.end_queries)
+        begun = False
+        with contextlib.suppress(DeviceFault):
+            self._driver.begin_queries()
+            begun = True
+        try:
             yield
+        finally:
+            if begun:
+                self._driver.end_queries()
 
     def _finish(self, wait: EventWait, error: BaseException | None = None) -> None:
         self.leave(wait)
