@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._base._types import DeviceProperties as DeviceProperties
     from ._core import Operation, gather
     from .completion._policy import CompletionPolicy as CompletionPolicy
+    from .completion._wait import wait
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
     from .device._as_completed import as_completed
@@ -70,7 +71,7 @@ __all__ = [
     "InvalidArgumentError", "InvalidTypeError", "Kernel", "ManagedContext", "Operation", "PerformanceWarning",
     "PinnedBuffer", "Pipeline", "QueueFullError", "SkippedError", "Slot", "Stage", "StepConfig", "Stream",
     "StreamBarrier", "StreamGroup", "StreamPool", "TripleBuffer", "UnifiedBuffer", "UnsupportedError", "__version__",
-    "as_completed", "gather", "label", "open_device",
+    "as_completed", "gather", "label", "open_device", "wait",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
@@ -106,6 +107,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "gather": "._core",
         "label": "._base._label",
         "open_device": ".device._open",
+        "wait": ".completion._wait",
     }
 
     #: Subpackages and modules that are imported when they are first used as attributes of `aiocuda`.

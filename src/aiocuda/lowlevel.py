@@ -11,8 +11,9 @@ import operator
 from collections.abc import Callable
 
 from ._core import CLOSED, Chain, State
+from .completion._foreign_work import handle_of
 from .completion._jobs import Jobs
-from .completion._marks import enqueue_mark, enqueue_shared_mark, when_accepted, when_passed
+from .completion._marks import enqueue_mark, when_accepted, when_passed
 from .completion._queue import Queue
 from .completion._stream_load import StreamLoad
 from .completion._stream_operation import StreamOperation, check_awaited
@@ -20,7 +21,6 @@ from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES
 from .device._resources import DeviceResources, resources_of
-from .device._stream_imports import handle_of
 from .device.streams._foreign_streams import ForeignStreams
 from .device.streams._hook import StreamHook
 from .device.streams._joins import follow, join, prepare_join, wait_for
@@ -37,7 +37,7 @@ from .memory.interchange._host_arrays import as_source, as_target
 __all__ = [
     "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "Chain", "DeviceResources", "ForeignStreams", "Jobs", "Queue",
     "State", "StreamHook", "StreamLoad", "StreamOperation", "StreamView", "as_source", "as_target", "block_of",
-    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark", "enqueue_shared_mark",
+    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark",
     "flushed", "follow", "handle_of", "has_gpu", "join", "launch_converted", "open_stream", "owned", "pinned_block_of",
     "prepare_join", "queue_of", "record_event", "resources_of", "submit_call", "wait_for", "when_accepted",
     "when_passed",

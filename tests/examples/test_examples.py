@@ -57,6 +57,18 @@ PRINTS = {
         r"1000 requests answered, all right: True\n"
         r"the killed replica serves again, in epoch 2\n"
     ),
+    "ports/output_loop": (
+        rf"asked every millisecond: {NUMBER} ms a step, {NUMBER} ms of a processor\n"
+        rf"aiocuda\.wait: {NUMBER} ms a step, {NUMBER} ms of a processor\n"
+    ),
+    "ports/sender": (
+        r"aiocuda\.wait: \d+\.\d ms, \d+\.\d ms of a processor, \d+ threads\n"
+        r"a thread each: \d+\.\d ms, \d+\.\d ms of a processor, \d+ threads\n"
+    ),
+    "ports/codec": (
+        r"aiocuda\.wait: 32 chunks in \d+\.\d ms, \d+\.\d ms of a processor\n"
+        r"a thread each: 32 chunks in \d+\.\d ms, \d+\.\d ms of a processor\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 
@@ -119,7 +131,14 @@ runpy.run_path("examples/08_service.py", run_name="__main__")
 
 
 def test_each_example_is_here() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
+    examples = ROOT / "examples"
+    found = (*examples.glob("[0-9]*.py"), *(examples / "ports").glob("*.py"))
+    assert {str(path.relative_to(examples).with_suffix("")) for path in found} == set(PRINTS)
+
+
+def test_ports_are_short() -> None:
+    for path in (ROOT / "examples" / "ports").glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 60, path
 
 
 #: The part that runs on a GPU machine, which may lack a web framework. `test_service` has the rest of that example.

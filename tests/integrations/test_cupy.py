@@ -102,7 +102,7 @@ async def test_wait_for_arrays_streams_and_events(device: Device) -> None:
         await quickly(operation)
         assert event.done
     wrong: Any = 7
-    with pytest.raises(InvalidTypeError, match=r"wait takes an array, a cupy\.cuda\.Stream or a cupy\.cuda\.Event"):
+    with pytest.raises(InvalidTypeError, match="wait takes a stream, an event, a tensor"):
         ours.wait(wrong)
 
 

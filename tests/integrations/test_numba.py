@@ -75,5 +75,5 @@ async def test_wait_in_place_of_async_done(device: Device) -> None:
         assert event.query()
     await quickly(ours.wait())
     wrong: Any = "stream"
-    with pytest.raises(InvalidTypeError, match="wait takes a stream, an event or a device array of Numba"):
+    with pytest.raises(InvalidTypeError, match="wait takes a stream, an event, a tensor"):
         ours.wait(wrong)

@@ -84,8 +84,8 @@ async def test_cuda_core_needs_a_gpu() -> None:
                 use()
         with pytest.raises(InvalidTypeError, match=r"replay takes a cuda\.core\.graph\.Graph, not 7"):
             cuda_core.replay(stream, 7)
-        for wrong in (None, 7, stream):
-            with pytest.raises(InvalidTypeError, match=r"wait takes a cuda\.core\.Stream or a cuda\.core\.Event"):
+        for wrong in (None, 7):
+            with pytest.raises(InvalidTypeError, match="wait takes a stream, an event, a tensor"):
                 cuda_core.wait(wrong)
         with pytest.raises(InvalidTypeError, match=r"this takes an aiocuda\.Stream, not 7"):
             cuda_core.submit(7, lambda theirs: None)

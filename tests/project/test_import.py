@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiocuda._core._form import form
+from tests.driver.cuda.fake import build
 from tests.project.tree import SOURCE
 
 pytestmark = pytest.mark.slow
@@ -221,3 +224,31 @@ def test_every_module_can_be_imported() -> None:
     optional = {"cuda.core", "cupy", "distributed", "hatchling", "numba_cuda", "torch"}
     assert set(missing.values()) <= optional, missing
     assert all(".integrations." in name or name.endswith(("._dask", "._hatch_hook")) for name in missing), missing
+
+
+def test_first_wait_loads_little(tmp_path: Path) -> None:
+    """A library that only waits loads neither streams nor memory. The core in Python has about 20 modules more."""
+    if form().name != "compiled":
+        pytest.skip("the core is not compiled")
+    build(tmp_path).rename(tmp_path / "libcuda.so.1")
+    program = """
+        import asyncio, ctypes, json, pathlib, sys, aiocuda
+        libcuda = ctypes.CDLL("libcuda.so.1")
+        libcuda.fake_reset()
+        libcuda.fake_value(b"cuDeviceGetCount", ctypes.c_uint64(1))
+
+        class Stream:
+            def __cuda_stream__(self):
+                return (0, 64)
+
+        async def main():
+            await aiocuda.wait([Stream(), Stream()], timeout=10)
+
+        asyncio.run(main())
+        loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "aiocuda"]
+        files = {module.__file__ for module in loaded if module.__file__.endswith(".py")}
+        print(json.dumps([len(loaded), sum(len(pathlib.Path(file).read_text().splitlines()) for file in files)]))
+        """
+    modules, lines = fresh(program, LD_LIBRARY_PATH=str(tmp_path))
+    assert modules <= 70
+    assert lines <= 10_000

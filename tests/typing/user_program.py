@@ -50,6 +50,8 @@ async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArr
         assert_type(await aiocuda.gather(up, launched), list[None])
         assert_type(await aiocuda.gather(down, return_exceptions=True), list[npt.NDArray[Any] | BaseException])
         assert_type(await aiocuda.gather(up, launched).wait(), list[None])
+        assert_type(aiocuda.wait([left, lambda: True], timeout=60), aiocuda.Operation[None])
+        await aiocuda.wait([dx, down])
         async for each in aiocuda.as_completed([up, launched]):
             assert_type(await each, None)
         assert_type(await right.upload(x), aiocuda.DeviceBuffer)

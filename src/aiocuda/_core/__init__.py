@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._operation import INTERNAL, HasOperation, Operation
     from ._queued_operation import QueuedOperation
     from ._queued_operation import Waiter as Waiter
-    from ._ring import Obstacle, Ring, new_operation, nothing
+    from ._ring import Obstacle, Ring, new_id, new_operation, nothing
     from ._turn import Turn
     from ._watch import Watch
 else:
@@ -48,6 +48,6 @@ __all__ = [
     "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
     "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceHot",
     "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
-    "Obstacle", "Operation", "QueuedOperation", "ReactorHot", "Ring", "State", "Turn", "Watch", "gather",
+    "Obstacle", "Operation", "QueuedOperation", "ReactorHot", "Ring", "State", "Turn", "Watch", "gather", "new_id",
     "new_operation", "nothing",
 ]  # fmt: skip

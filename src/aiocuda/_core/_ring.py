@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._estimate import Estimate
     from ._lease import Lease
 
-__all__ = ["Obstacle", "Ring", "new_operation", "nothing"]
+__all__ = ["Obstacle", "Ring", "new_id", "new_operation", "nothing"]
 
 #: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
 GLANCE_SECONDS = 20e-6
@@ -813,3 +813,8 @@ def new_operation(
 
 def nothing() -> None:
     """Do nothing: the call of an operation that only marks a place in the order."""
+
+
+def new_id() -> int:
+    """Return the id of a new operation that no stream has."""
+    return next_id()

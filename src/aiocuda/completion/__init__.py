@@ -20,6 +20,7 @@ from ._instrument import (
 from ._methods import KINDS as KINDS
 from ._methods import METHODS as METHODS
 from ._policy import CompletionPolicy
+from ._wait import wait
 
 __all__ = [
     "BatchListener",
@@ -34,4 +35,5 @@ __all__ = [
     "StartedBatch",
     "SubmitListener",
     "gather",
+    "wait",
 ]

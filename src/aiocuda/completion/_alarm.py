@@ -56,8 +56,8 @@ class Alarm:
     ring
         Called in the loop.
     watches
-        True if the loop watches descriptors. Otherwise the loop's own timers are used, and also if the loop's time is
-        not the system's.
+        False if the loop does not watch descriptors. Then the loop's own timers are used; they are, too, if the loop
+        refuses to watch one, or if its time is not the system's.
 
     Attributes
     ----------
@@ -95,7 +95,11 @@ class Alarm:
             # Closes the descriptor also if the loop is collected without having been closed.
             self._close = weakref.finalize(self, os.close, self._descriptor)
             self._close.atexit = False
-            loop.add_reader(self._descriptor, self._rang)
+            try:
+                loop.add_reader(self._descriptor, self._rang)
+            except NotImplementedError:  # such a loop has only its own timers
+                self._descriptor = None
+                self._close()
 
     def set(self, when: float, now: float) -> None:
         """Set the alarm, ``early`` seconds ahead; an alarm that is set for an earlier time stays."""

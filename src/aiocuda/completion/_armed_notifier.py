@@ -41,6 +41,11 @@ class ArmedNotifier:
         self.found_at = math.inf
 
     @property
+    def operation(self) -> Any:
+        """The operation; None if nothing holds it any more."""
+        return self._operation()
+
+    @property
     def is_settled(self) -> bool:
         """True if the device has finished with the operation: until then, the queue holds it."""
         operation = self._operation()

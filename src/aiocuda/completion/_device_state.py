@@ -1,4 +1,4 @@
-"""DeviceState: the state that the event loops of one opened device share, and the budget that all openings share."""
+"""DeviceState: the state that the event loops of one opened device share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
 from .._core import DeviceHot
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
+from ._budget import Budget
 from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
@@ -41,40 +42,6 @@ QUEUE_ENTRIES = 900
 
 #: The number of cross-device uses from which closed ones are removed.
 MANY_CROSS_DEVICE_USES = 8
-
-
-class Budget:
-    """The limits of a device that all its openings share.
-
-    Attributes
-    ----------
-    tokens : list of int
-        One per notifier that may be armed. With more, streams would share hardware queues with notifiers (measured: 24
-        armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41 ms).
-    streams : int
-        The streams of all openings.
-    default_streams : int
-        The `Stream` objects that represent the device's default stream, which is one.
-    device_states : dict of weak references
-        The openings. Each reference removes itself when its opening is collected.
-    """
-
-    __slots__ = ("default_streams", "device_states", "streams", "tokens")
-
-    def __init__(self, notifiers: int) -> None:
-        self.tokens = list(range(notifiers))
-        self.streams = 0
-        self.default_streams = 0
-        self.device_states: dict[weakref.ref[DeviceState], None] = {}
-
-    @classmethod
-    def of(cls, driver: Driver, device: int) -> Budget:
-        """Return the budget of a device."""
-        key = ("budget", device)
-        known = driver.registry.get(key)
-        if known is None:
-            known = driver.registry.setdefault(key, cls(driver.notifier_limit(device)))
-        return cast("Budget", known)
 
 
 class DeviceState:

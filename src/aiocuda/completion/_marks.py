@@ -14,26 +14,12 @@ from ._stream_operation import StreamOperation
 if TYPE_CHECKING:
     from .._core import Ring
 
-__all__ = ["enqueue_mark", "enqueue_shared_mark", "when_accepted", "when_passed"]
+__all__ = ["enqueue_mark", "when_accepted", "when_passed"]
 
 
 def enqueue_mark(queue: Queue, kind: str) -> StreamOperation[None]:
     """Enqueue an operation that does nothing: it is done when all earlier work of the stream is."""
     return own_queue(queue).enqueue(kind, INSTANT, nothing, ())
-
-
-def enqueue_shared_mark(queue: Queue, keep: object) -> StreamOperation[None]:
-    """Enqueue a "synchronize" operation that holds an object until it is done.
-
-    On a stream that others use, too, many tasks share one such operation when the stream is full.
-    """
-    own = own_queue(queue)
-    if own.shared and len(own.pending) >= own.device_hot.limit:
-        newest = own.pending[-1]  # so many tasks wait for this stream that they share a wait
-        if newest.kind == "synchronize" and own.rare.record_again(newest):
-            newest.keep = (newest.keep, keep)
-            return newest
-    return own.enqueue("synchronize", INSTANT, nothing, (), keep)
 
 
 def when_accepted(queue: Queue, function: Callable[[Queue], object], context: Context) -> None:

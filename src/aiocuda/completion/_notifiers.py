@@ -20,13 +20,17 @@ from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
     from .._core import Ring
+    from ._event_watch import EventWatch
     from ._stream_operation import StreamOperation
 
-__all__ = ["INDEX_SHIFT", "NotifierPool"]
+__all__ = ["INDEX_SHIFT", "WATCHES", "NotifierPool"]
 
 #: A tag is the index of the notifier, and below it a number that is unique in the process.
 INDEX_SHIFT = 44
 _sequence = itertools.count(1)
+
+#: The `EventWatch` of each loop, driver and device that has one, by the ids of the first two and the index.
+WATCHES: weakref.WeakValueDictionary[tuple[int, int, int], EventWatch] = weakref.WeakValueDictionary()
 
 
 def _idle(driver: Driver) -> dict[int, list[NotifierPool]]:

@@ -26,7 +26,7 @@ from ._alarm import Alarm
 from ._device_state import DeviceState
 from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
-from ._notifiers import NotifierPool
+from ._notifiers import WATCHES, NotifierPool
 from ._poll_allowance import PollAllowance
 from ._pumps import Pumps
 from ._reactors import reactors_of
@@ -47,6 +47,7 @@ from ._waiting_calls import WaitingCalls
 if TYPE_CHECKING:
     from .._core import Ring
     from ._armed_notifier import ArmedNotifier
+    from ._event_watch import EventWatch
     from ._stream_operation import StreamOperation
 
 __all__ = ["QueryGuard", "Reactor"]
@@ -113,6 +114,8 @@ class Reactor:
     pumps : Pumps or None
         Made when streams wait for each other on the host.
     notifier_pool : NotifierPool
+    guest : EventWatch or None
+        The watch of `aiocuda.wait` on this device, which uses the notifiers, too, and takes them over at the end.
     jobs : Jobs
     idle_moments : IdleMoments
     alarm : Alarm
@@ -129,9 +132,9 @@ class Reactor:
     )
 
     __slots__ = ("__weakref__", "_complained", "_descriptor", "_heard", "_held_up_until", "_loop_watch", "_spinning",
-                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "device_state", "failed", "hot", "idle_moments",
-                 "jobs", "loop", "lost_wakes", "notifications", "notifier_pool", "opened", "orphans", "parks",
-                 "poll_allowance", "pumps", "query_guard", "queues", "sleeps", "submission_pace", "submitted",
+                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "device_state", "failed", "guest", "hot",
+                 "idle_moments", "jobs", "loop", "lost_wakes", "notifications", "notifier_pool", "opened", "orphans",
+                 "parks", "poll_allowance", "pumps", "query_guard", "queues", "sleeps", "submission_pace", "submitted",
                  "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
@@ -161,7 +164,10 @@ class Reactor:
         self.orphans: dict[Ring, None] = {}
         self.submitted = self.failed = self.abandoned = 0
         self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
-        self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
+        self.guest: EventWatch | None = None
+        self.notifier_pool = self._pool_of_waits() or NotifierPool.take(
+            device_state.driver, device_state.device, self._wake_from_thread
+        )
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
         self.idle_moments = IdleMoments(self)
         reactors = reactors_of(device_state.driver)
@@ -412,6 +418,29 @@ class Reactor:
 
     # -- wake-ups ------------------------------------------------------------------------------------------------
 
+    def _pool_of_waits(self) -> NotifierPool | None:
+        """Return the notifiers of the watch of `aiocuda.wait`, which becomes a guest; None if they cannot be shared."""
+        state = self.device_state
+        watch = WATCHES.get((id(self.loop), id(state.driver), state.device))
+        if watch is None or state.tokens is not state.budget.tokens:
+            return None
+        pool = watch.join(self)
+        self.guest = None if pool is None else watch
+        return pool
+
+    def admit(self, watch: EventWatch) -> bool:
+        """Let a watch use the notifiers, until `leave`. Return False if they cannot be shared."""
+        state = self.device_state
+        if self.closed or self.guest is not None or self._descriptor is None or state.tokens is not state.budget.tokens:
+            return False
+        self.guest = watch
+        return True
+
+    def leave(self, watch: EventWatch) -> None:
+        """Forget a watch: it has ended."""
+        if self.guest is watch:
+            self.guest = None
+
     def _wake_from_thread(self) -> None:
         """Wake the loop from another thread. Used if the loop has no `add_reader`, so that it cannot watch its port."""
         if self.closed:
@@ -443,6 +472,8 @@ class Reactor:
                     found = min(found, armed.found_at)
                     self._forget(armed)
                     (ended if armed.is_settled else queues)[armed.queue] = None
+                elif armed is not None and self.guest is not None:
+                    self.guest.heard((armed,))
         finally:
             if tags:  # interrupted
                 self.loop.call_soon(self._on_port)
@@ -611,7 +642,11 @@ class Reactor:
                 self.loop.remove_reader(self._descriptor)
             for finish in finishers:
                 self.guard(finish)
-        self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)
+        guest, self.guest = self.guest, None
+        if guest is None or self.loop.is_closed():
+            self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)
+        else:
+            guest.take_over()
 
 
 def _in_turn(queues: list[Ring], now: float) -> tuple[list[Ring], list[Ring]]:

@@ -32,8 +32,8 @@ from .._core import (
     Ring,
     new_operation,
 )
-from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
+from ._captures import is_captured
 from ._extra import CopyOut
 from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
@@ -49,10 +49,7 @@ if TYPE_CHECKING:
     from ._device_state import DeviceState
     from ._reactor import Reactor
 
-__all__ = ["HasQueue", "StreamQueue", "is_captured", "new_queue", "stream_queue"]
-
-#: The driver's answer for a default stream while a stream that waits for it is captured.
-STREAM_CAPTURE_IMPLICIT = 906
+__all__ = ["HasQueue", "StreamQueue", "new_queue", "stream_queue"]
 
 
 class StreamQueue:
@@ -757,14 +754,6 @@ def stream_queue(stream: HasQueue) -> Ring:
     return stream._queue
 
 
-def is_captured(driver: Driver, stream: int) -> bool:
-    """Return whether a stream is being captured, given the driver's name of it. From any thread."""
-    try:
-        return driver.stream_capturing(stream)
-    except BusyError as error:
-        if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
-            return True
-        raise
 
 
 def _copied_out_at_once(operation: StreamOperation[Any]) -> bool:

@@ -135,6 +135,10 @@ class Event(ProcessLocal):
             raise InvalidArgumentError("this event was never recorded: use stream.record(event=event) first")
         return self._operation
 
+    def _awaited(self) -> tuple[Operation[None]]:
+        """Return what `aiocuda.wait` waits for."""
+        return (self.operation,)
+
     @property
     def stream(self) -> Any:
         """The stream that it was recorded in."""

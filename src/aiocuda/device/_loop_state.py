@@ -95,7 +95,6 @@ class LoopState:
 
     __slots__ = (
         *("_ping_stream", "_queue_watch", "_sources", "loading", "queues", "reactor", "round_trip_watch", "staging"),
-        "waiting_streams",
     )  # fmt: skip
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
@@ -103,7 +102,6 @@ class LoopState:
         self.staging = staging  #: pinned memory for staged copies
         #: The open streams. A dict and not a set, so that a simulation visits them in the same order each time.
         self.queues: dict[Ring, None] = {}
-        self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
         #: Finds slow ways to use the streams. Made in the first pass of the watchdog; None if that is disabled, or if
         #: the time is simulated.

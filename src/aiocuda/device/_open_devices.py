@@ -66,23 +66,6 @@ class OpenDevices:
         """Notify it no longer."""
         self.observers = tuple(each for each in self.observers if each is not observer)
 
-    def find(self, loop: AbstractEventLoop, gpu: int | None) -> DeviceResources | None:
-        """Return the device that a loop has open for a GPU; for None, any device.
-
-        A device that is being closed, or has failed, is returned only if there is no other.
-        """
-        unusable: DeviceResources | None = None
-        for known in self._opened:
-            device = known()
-            if device is None or device.closed or device.loop_states.get(loop) is None:
-                continue
-            if gpu is not None and (device.driver.name != "cuda" or device.index != gpu):
-                continue
-            if not device.closing and device.driver.fault is None:
-                return device
-            unusable = unusable or device
-        return unusable
-
     def on_loop(self, loop: AbstractEventLoop) -> list[DeviceResources]:
         """Return the devices that a loop has open, without those that are being closed."""
         devices = [device for known in self._opened if (device := known()) is not None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from .._core import Ring
 from ..completion._device_state import DeviceState
 from ..completion._stream_queue import new_queue
-from ..errors import InvalidTypeError, WrongLoopError
+from ..errors import WrongLoopError
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
 
-__all__ = ["StreamImports", "handle_of"]
+__all__ = ["StreamImports"]
 
 
 class StreamImports:
@@ -51,21 +51,3 @@ class StreamImports:
                         raise WrongLoopError(f"{queue.name} belongs to another event loop: name a stream of this one")
                     return queue
         return self.import_queue(here, handle)
-
-
-def handle_of(thing: object) -> int:
-    """Return a CUDA stream handle: the integer itself, or that of an object with ``__cuda_stream__``."""
-    protocol = getattr(thing, "__cuda_stream__", None)
-    if protocol is not None:
-        answer = protocol() if callable(protocol) else protocol  # older libraries have a property
-        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0):
-            raise InvalidTypeError(
-                f"__cuda_stream__ of {thing!r} must be (0, handle), the supported version, not {answer!r}"
-            )
-        thing = answer[1]
-    if isinstance(thing, bool) or not isinstance(thing, int):
-        raise InvalidTypeError(
-            f"a stream's handle is an integer, or an object with __cuda_stream__ has it, not {thing!r}; PyTorch's is "
-            "torch_stream.cuda_stream, CuPy's cupy_stream.ptr"
-        )
-    return thing

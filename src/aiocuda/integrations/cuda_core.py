@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
-from ..errors import InvalidTypeError
-from ..lowlevel import handle_of
+from ..completion import wait as wait_for
 from ..stream import Stream
 from ._library import Call, Library, require
-from ._waiting import wait_for_event, wait_for_stream
 
 core: Any = require("cuda.core", "cuda.core", (1, 0), "cuda-core")
 
@@ -62,23 +60,8 @@ def submit(
 
 
 def wait(x: Any) -> Operation[None]:
-    """Return an operation that is done when the device has finished the work of cuda.core so far.
-
-    Parameters
-    ----------
-    x
-        A `cuda.core.Stream`: all its work. A `cuda.core.Event`: the work before it. It is held until then.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The running event loop has no device open for that GPU.
-    """
-    if isinstance(x, core.Event):
-        return wait_for_event(x.device.device_id, lambda stream: _library.streams.of(stream).wait(x), x)
-    if not isinstance(x, core.Stream):
-        raise InvalidTypeError(f"wait takes a cuda.core.Stream or a cuda.core.Event, not {x!r}")
-    return wait_for_stream(x.device.device_id, handle_of(x), x)
+    """Do the same as `aiocuda.wait`."""
+    return wait_for(x)
 
 
 def replay(stream: Stream, graph: Any) -> Operation[None]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Self, TypeVar
 
 from ..completion import Operation
-from ..errors import BusyError, InvalidTypeError
+from ..completion import wait as wait_for
+from ..errors import BusyError
 from ..lowlevel import Queue, end_step, flushed, queue_of
 from ..stream import Stream
 from ._library import Call, Library, require
 from ._per_step import per_step
-from ._waiting import wait_for_event, wait_for_stream
 
 cupy: Any = require("cupy", "CuPy", (13, 0), "cupy-cuda13x")
 
@@ -68,30 +68,8 @@ def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs:
 
 
 def wait(x: Any = None) -> Operation[None]:
-    """Return an operation that is done when the device has finished the work of CuPy so far.
-
-    Parameters
-    ----------
-    x
-        An array: the current stream of its device. A `cupy.cuda.Stream`: all its work. A `cupy.cuda.Event` of the
-        current device: the work before it. None: the current stream of the current device. It is held until then.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The running event loop has no device open for that GPU.
-    BusyError
-        The stream is being captured into a graph.
-    """
-    index: int = cupy.cuda.runtime.getDevice()
-    if isinstance(x, cupy.cuda.Event):
-        return wait_for_event(index, lambda stream: _library.streams.of(stream).wait_event(x), x)
-    if isinstance(x, cupy.ndarray):
-        index = x.device.id
-    stream = cupy.cuda.get_current_stream(index) if x is None or isinstance(x, cupy.ndarray) else x
-    if not isinstance(stream, (cupy.cuda.Stream, cupy.cuda.ExternalStream)):
-        raise InvalidTypeError(f"wait takes an array, a cupy.cuda.Stream or a cupy.cuda.Event, not {x!r}")
-    return wait_for_stream(index if stream.device_id < 0 else stream.device_id, stream.ptr, x)
+    """Do the same as `aiocuda.wait`; without an argument, for the current stream of the current device."""
+    return wait_for(cupy.cuda.get_current_stream() if x is None else x)
 
 
 def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..completion import Operation
-from ..errors import InvalidTypeError
+from ..completion import wait as wait_for
 from ..stream import Stream
 from ._library import Call, Library, require
-from ._waiting import wait_for_event, wait_for_stream
 
 require("numba_cuda", "numba-cuda", (0, 15), "numba-cuda")  # the part of Numba that succeeds its own numba.cuda
 
@@ -77,25 +76,8 @@ def submit(
 
 
 def wait(x: Any = None) -> Operation[None]:
-    """Return an operation that is done when the device has finished the work of Numba so far.
+    """Do the same as `aiocuda.wait`; without an argument, for the default stream of the current device.
 
     It takes the place of ``await numba_stream.async_done()``, which runs a Python host function.
-
-    Parameters
-    ----------
-    x
-        A stream of Numba: all its work. An event of Numba, of the current device: the work before it. A device array:
-        its stream. None: the default stream of the current device. It is held until then.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The running event loop has no device open for that GPU.
     """
-    index: int = cuda.get_current_device().id
-    if isinstance(x, cuda.cudadrv.driver.Event):
-        return wait_for_event(index, lambda stream: x.wait(_library.streams.of(stream)), x)
-    theirs = x.stream if cuda.is_cuda_array(x) else x
-    if not isinstance(theirs, cuda.cudadrv.driver.Stream) and theirs not in (None, 0):
-        raise InvalidTypeError(f"wait takes a stream, an event or a device array of Numba, not {x!r}")
-    return wait_for_stream(index, int(theirs or 0), x)
+    return wait_for(cuda.default_stream() if x is None else x)

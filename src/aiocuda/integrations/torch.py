@@ -13,12 +13,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from ..completion import Operation
-from ..errors import InvalidTypeError
+from ..completion import wait as wait_for
 from ..lowlevel import flushed, queue_of
 from ..stream import Stream
 from ._library import Library, require
 from ._per_step import per_step
-from ._waiting import wait_for_event, wait_for_host, wait_for_stream
 
 torch: Any = require("torch", "PyTorch", (2, 4), "torch")
 
@@ -75,38 +74,8 @@ def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs:
 
 
 def wait(x: Any = None) -> Operation[None]:
-    """Return an operation that is done when the device has finished the work of PyTorch so far.
-
-    Parameters
-    ----------
-    x
-        A tensor on a GPU: the current stream of that GPU. A `torch.cuda.Stream`: all its work. A `torch.cuda.Event`:
-        the work before it. None, or a tensor on the CPU: the current stream of the current device. It is held until
-        then.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The running event loop has no device open for that GPU.
-    BusyError
-        The stream is being captured into a graph.
-
-    Notes
-    -----
-    Each event that is waited for at the same time takes a stream; a wait for a stream takes none.
-    """
-    if isinstance(x, torch.cuda.Event):
-        index = torch.cuda.current_device() if x.device is None else x.device.index
-        return wait_for_event(index, lambda stream: x.wait(_library.streams.of(stream).stream), x)
-    if isinstance(x, torch.cuda.Stream):
-        return wait_for_stream(x.device.index, x.cuda_stream, x)
-    if not (x is None or isinstance(x, torch.Tensor)):
-        raise InvalidTypeError(f"wait takes a tensor, a torch.cuda.Stream or a torch.cuda.Event, not {x!r}")
-    if not torch.cuda.is_initialized():
-        return wait_for_host(x)
-    device = x.device if x is not None and x.device.type == "cuda" else None
-    current = torch.cuda.current_stream(device)
-    return wait_for_stream(current.device.index, current.cuda_stream, x)
+    """Do the same as `aiocuda.wait`; without an argument, for the current stream of the current device."""
+    return wait_for(torch.empty(0) if x is None else x)
 
 
 def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
 from .._core import BlockFields
-from ..errors import StaleHandleError
+from ..errors import ClosedError, StaleHandleError
 from ._accesses import Ranges
 
 if TYPE_CHECKING:
@@ -191,6 +191,13 @@ class Block(BlockFields):
             )
         if self.owner.closed:
             raise StaleHandleError(f"{self} was freed with its device, which has been closed: download its data before")
+
+    def awaited(self) -> list[StreamOperation[Any]]:
+        """Return the operations that use the block, or that have allocated it, for `aiocuda.wait`."""
+        if self.owner.closed:
+            raise ClosedError(f"{self} was freed with its device, which has been closed")
+        self.check()
+        return [operation for operation in self.unfinished() if not isinstance(operation, ExternalUse)]
 
     @property
     def in_use(self) -> bool:

@@ -185,6 +185,10 @@ class DeviceBuffer:
                 use.queue.glance()
         return not unfinished or not self._block.unfinished()
 
+    def _awaited(self) -> list[StreamOperation[Any]]:
+        """Return what `aiocuda.wait` waits for: the unfinished uses."""
+        return self._block.awaited()
+
     def clear_dependencies(self) -> None:
         """Remove the operations that `add_dependency` has added. A free still waits for the uses of the buffer."""
         self._block.check()

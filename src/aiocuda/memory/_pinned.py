@@ -29,6 +29,7 @@ from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._region import Region
 
 if TYPE_CHECKING:
+    from ..completion._stream_operation import StreamOperation
     from .interchange._exports import Exports
 
 __all__ = ["PinnedBuffer", "PinnedPool", "pinned_block_of"]
@@ -256,6 +257,12 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         if block.freed:
             block.check()
         return block
+
+    def _awaited(self) -> list[StreamOperation[Any]]:
+        """Return what `aiocuda.wait` waits for: the unfinished uses."""
+        if self._block is None:
+            raise InvalidTypeError("this array is not pinned, so that no device uses it: make it by device.pinned(...)")
+        return self._block.awaited()
 
     @property
     def address(self) -> int:

@@ -17,7 +17,8 @@ enum { NAME = 48, LOG = 4096, DEPTH = 16 };
     X(cuInit, 0, 0) X(cuGetErrorName, 0, 0) X(cuGetErrorString, 0, 0) X(cuDeviceGetCount, 1, 4) X(cuDeviceGet, 0, 0) \
     X(cuDeviceGetName, 0, 0) X(cuDeviceGetAttribute, 0, 0) X(cuDeviceTotalMem, 1, 8) X(cuDeviceCanAccessPeer, 1, 4)  \
     X(cuDevicePrimaryCtxRetain, 1, 8) X(cuDevicePrimaryCtxRelease, 0, 0) X(cuDevicePrimaryCtxGetState, 3, 4)         \
-    X(cuCtxGetCurrent, 0, 0) X(cuCtxPushCurrent, 0, 0) X(cuCtxPopCurrent, 0, 0) X(cuCtxEnablePeerAccess, 0, 0)       \
+    X(cuCtxGetCurrent, 0, 0) X(cuCtxGetDevice, 1, 4) X(cuCtxPushCurrent, 0, 0) X(cuCtxPopCurrent, 0, 0)              \
+    X(cuCtxEnablePeerAccess, 0, 0)                                                                                    \
     X(cuCtxGetStreamPriorityRange, 0, 0) X(cuStreamCreateWithPriority, 1, 8) X(cuStreamDestroy, 0, 0)                \
     X(cuStreamGetPriority, 2, 4) X(cuStreamGetDevice, 2, 4) X(cuStreamQuery, 0, 0) X(cuStreamSynchronize, 0, 0)      \
     X(cuStreamWaitEvent, 0, 0) X(cuStreamIsCapturing, 2, 4) X(cuThreadExchangeStreamCaptureMode, 0, 0)               \

@@ -380,3 +380,34 @@ def test_stream_0_is_that_of_the_current_context(driver: CudaDriver, fake: Fake)
     fake.answer("cuEventRecord", 400)
     with pytest.raises(StaleHandleError, match=r"\(400\)"):
         driver.event_record(event, 0)
+
+
+def test_event_of_another_library(driver: CudaDriver, fake: Fake) -> None:
+    """It is queried and waited for by a handle of its own, which is only forgotten."""
+    event = driver.event_import(0, 0xE7E90)
+    assert driver.event_query(event)
+    driver.stream_wait(driver.stream_create(0, 0), event)
+    assert fake.only("cuEventQuery").arguments[0] == 0xE7E90
+    assert fake.only("cuStreamWaitEvent").arguments[1] == 0xE7E90
+    assert driver.statistics()["events"] == 0
+    driver.event_destroy(event)
+    assert not fake.calls("cuEventDestroy")
+    with pytest.raises(StaleHandleError):
+        driver.event_query(event)
+
+
+def test_device_of_a_stream_of_another_library(driver: CudaDriver, fake: Fake) -> None:
+    fake.value("cuStreamGetDevice", 3)
+    fake.value("cuCtxGetDevice", 2)
+    assert driver.stream_device(IMPORTED) == 3
+    assert [driver.stream_device(handle) for handle in (0, 1, 2)] == [0] * 3  # no context is current
+    fake.push(0xC0)
+    assert [driver.stream_device(handle) for handle in (0, 1, 2)] == [2] * 3
+
+
+def test_device_of_a_captured_stream_is_not_asked_for(driver: CudaDriver, fake: Fake) -> None:
+    """The question would make the capture fail."""
+    fake.value("cuStreamIsCapturing", 1)
+    with pytest.raises(BusyError, match="captured"):
+        driver.stream_device(IMPORTED)
+    assert not fake.calls("cuStreamGetDevice")

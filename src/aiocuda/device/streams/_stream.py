@@ -25,6 +25,7 @@ from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
 from ..._core import INSTANT, EnqueuingStream, Operation, Ring, nothing
+from ...completion._foreign_work import handle_of
 from ...completion._stream_operation import StreamOperation
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
@@ -36,7 +37,6 @@ from ...memory.interchange._loan import Loan
 from .._event import Event, record_event
 from .._loop_state import LoopState
 from .._resources import DeviceResources, resources_of
-from .._stream_imports import handle_of
 from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import Launches
@@ -344,6 +344,13 @@ class Stream(EnqueuingStream, Owner):
                 "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, nothing, ())
             )
         return self._queue.enqueue("synchronize", INSTANT, nothing, ())
+
+    def _awaited(self) -> tuple[Operation[None]]:
+        """Return what `aiocuda.wait` waits for."""
+        queue = self._queue
+        if queue.recorded or (queue.shared and queue.rare.is_captured()):
+            raise UnsupportedError(f"{self.name} is being captured into a graph: wait for a launch of the graph")
+        return (self.synchronize(),)
 
     def add_callback(
         self,

@@ -136,6 +136,7 @@ class EventInfo:
     device: int
     handle: int  #: ``CUevent``
     timing: bool
+    owned: bool = True  #: True if this driver created the event; False for imported ones
     word: Word = dataclasses.field(init=False)  #: the handle, converted for hot calls
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaRecorded):
             "imported": sum(not info.owned and info.device != ANY_DEVICE for info in infos),
             "streams_created": self._streams_created,
             "streams_kept": len(self._kept),
-            "events": len(self.events),
+            "events": sum(info.owned for info in list(self.events.values())),
             "graphs": len(self._graphs),
             "notifiers": self._notifiers,
             "threads": self._workers.alive,

@@ -45,6 +45,7 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
     "cuDevicePrimaryCtxRelease": (11000, (_INT,)),
     "cuDevicePrimaryCtxGetState": (7000, (_INT, _WORD, _WORD)),
     "cuCtxGetCurrent": (4000, (_WORD,)),
+    "cuCtxGetDevice": (2000, (_WORD,)),
     "cuCtxPushCurrent": (4000, (_WORD,)),
     "cuCtxPopCurrent": (4000, (_WORD,)),
     "cuCtxEnablePeerAccess": (4000, (_WORD, _UINT)),

@@ -152,6 +152,31 @@ class CudaStreams(CudaNative):
             else:
                 self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
+    def stream_device(self, handle: int) -> int:
+        """Return the device of another library's stream; of a default stream that of the current context, or 0.
+
+        Raises
+        ------
+        BusyError
+            The stream is being captured into a graph.
+        """
+        self.load_library()
+        calls, owner, status = self.release_gil, ctypes.c_int(), ctypes.c_int()
+        if handle in _DEFAULT_STREAMS:
+            context = ctypes.c_uint64()
+            self.check_code("cuCtxGetCurrent", calls.cuCtxGetCurrent(ctypes.byref(context)))
+            call, code = "cuCtxGetDevice", calls.cuCtxGetDevice(ctypes.byref(owner)) if context.value else 0
+        else:
+            code = calls.cuStreamIsCapturing(handle, ctypes.byref(status))
+            self.check_code("cuStreamIsCapturing", code)
+            if status.value:  # as in `stream_import`
+                raise BusyError(f"stream 0x{handle:x} is being captured into a graph: end that capture first")
+            call, code = "cuStreamGetDevice", calls.cuStreamGetDevice(handle, ctypes.byref(owner))
+        self.check_code(call, code)
+        self.call_count += 2
+        number = owner.value  # that of a device that is not open is its index: `stream_import` checks it
+        return next((index for index, opened in list(self.open_devices.items()) if opened.handle == number), number)
+
     def stream_handle(self, stream: int) -> int:
         info = self.stream_info(stream)
         info.export()
@@ -276,10 +301,20 @@ class CudaStreams(CudaNative):
         self.events[event] = EventInfo(device, out.value, timing)
         return event
 
+    def event_import(self, device: int, handle: int) -> int:
+        """Return a new handle for another library's event, which must live until `event_destroy` forgets the handle."""
+        self.opened(device)
+        event = next(self.handles)
+        self.events[event] = EventInfo(device, handle, timing=False, owned=False)
+        return event
+
     def event_destroy(self, event: int) -> None:
+        """Destroy an event. An imported event is only forgotten."""
         info = self.events.pop(event, None)
         if info is None:
             raise self.unknown_handle("event", event)
+        if not info.owned:
+            return
         code = self.fast.cuEventDestroy(info.handle)
         if code:
             self.fail_release("cuEventDestroy", code, info.device)

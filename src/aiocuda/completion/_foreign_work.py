@@ -1,0 +1,176 @@
+"""The work that objects of other libraries stand for. No library is imported: that of an object is loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from ..errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = ["Work", "by_methods", "handle_of", "work_of"]
+
+#: Parts of PyTorch with a current stream, for tensors of the CPU: a copy to them may be in flight.
+_ACCELERATORS: Final = ("cuda", "xpu", "npu")
+
+
+class Work(NamedTuple):
+    """What ends a wait for an object of another library.
+
+    Attributes
+    ----------
+    kind : str
+        ``"stream"`` or ``"event"``, with CUDA's handle; ``"poll"`` or ``"block"``, with a function; ``"done"``.
+    handle : int
+    device : int or None
+        The index of the device, if the library says it.
+    source : object
+        The library's stream or event, for a process that cannot use CUDA.
+    function : callable or None
+        For ``"poll"`` it returns True when the work is done; for ``"block"`` it returns then.
+    """
+
+    kind: Literal["stream", "event", "poll", "block", "done"]
+    handle: int = 0
+    device: int | None = None
+    source: object = None
+    function: Callable[[], object] | None = None
+
+
+def work_of(x: Any) -> Work | None:
+    """Return the work that an object stands for; None if it is of no kind that is known.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is an event that was never recorded.
+    InvalidTypeError
+        It is an array that names no stream.
+    """
+    for module in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(x).__mro__):
+        reader = _READERS.get(module)
+        work = None if reader is None else reader(x)
+        if work is not None:
+            return work
+    if isinstance(x, type):
+        return None
+    if hasattr(x, "__cuda_stream__"):
+        return Work("stream", handle_of(x), None, x)
+    if hasattr(x, "__cuda_array_interface__"):
+        handle = x.__cuda_array_interface__.get("stream")
+        if handle is None:
+            raise InvalidTypeError(
+                f"__cuda_array_interface__ of {type(x).__qualname__} names no stream: wait for the stream itself, "
+                "or for a function that says whether it is ready"
+            )
+        return Work("stream", int(handle))
+    return by_methods(x)
+
+
+def by_methods(x: Any) -> Work | None:
+    """Return the work of an object with ``query``, or else with ``synchronize``.
+
+    Not by ``wait``: that of PyTorch and Numba makes a stream wait, and returns at once. An event of now takes the place
+    of a stream, which may get more work.
+    """
+    if callable(getattr(x, "record_event", None)):
+        x = x.record_event()
+    if callable(getattr(x, "query", None)):
+        return Work("poll", function=x.query)
+    return Work("block", function=x.synchronize) if callable(getattr(x, "synchronize", None)) else None
+
+
+def _torch(x: Any) -> Work | None:
+    torch = sys.modules["torch"]
+    if isinstance(x, torch.Tensor):
+        return _tensor(torch, x.device)
+    if hasattr(x, "cuda_event"):
+        if not x.cuda_event:
+            raise InvalidArgumentError("this event was never recorded: call event.record() first")
+        kind: Literal["stream", "event"] = "event"
+        handle = x.cuda_event
+    elif hasattr(x, "cuda_stream"):
+        kind, handle = "stream", x.cuda_stream
+    else:
+        return None
+    if getattr(torch.version, "hip", None):
+        return by_methods(x)
+    return Work(kind, handle, None if x.device is None else x.device.index, x)
+
+
+def _tensor(torch: Any, device: Any) -> Work | None:
+    """Return the work of the current stream of a tensor's device; for the CPU of the current device that is in use."""
+    if device.type == "cpu":
+        for name in _ACCELERATORS:
+            if hasattr(torch, name) and getattr(torch, name).is_initialized():
+                return _current(getattr(torch, name).current_stream())
+        return Work("done")
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "current_stream"):
+        return _current(module.current_stream(device))
+    return by_methods(module)  # `torch.mps` has no streams
+
+
+def _current(stream: Any) -> Work | None:
+    return _torch(stream) or by_methods(stream)
+
+
+def _cupy(x: Any) -> Work | None:
+    cupy = sys.modules["cupy"]
+    cuda = cupy.cuda
+    here = cuda.runtime.getDevice()
+    if isinstance(x, cupy.ndarray):
+        here = x.device.id
+        x = cuda.get_current_stream(here)
+    if cuda.runtime.is_hip:
+        return by_methods(x)
+    if isinstance(x, cuda.Event):
+        return Work("event", x.ptr, here, x)
+    if isinstance(x, (cuda.Stream, cuda.ExternalStream)):
+        return Work("stream", x.ptr, here if x.device_id < 0 else x.device_id, x)
+    return None
+
+
+def _numba(x: Any) -> Work | None:
+    cuda = sys.modules["numba.cuda"]
+    here = cuda.get_current_device().id
+    if cuda.is_cuda_array(x):
+        x = x.stream or cuda.default_stream()
+    if isinstance(x, cuda.cudadrv.driver.Event):
+        return Work("event", int(getattr(x.handle, "value", x.handle)), here, x)
+    if isinstance(x, cuda.cudadrv.driver.Stream):
+        return Work("stream", int(x), here, x)
+    return None
+
+
+def _cuda_core(x: Any) -> Work | None:
+    core = sys.modules.get("cuda.core")
+    return Work("event", int(x.handle), x.device.device_id, x) if core and isinstance(x, core.Event) else None
+
+
+#: By the package of an object's class, or of a base class of it.
+_READERS: Final[Mapping[str, Callable[[Any], Work | None]]] = {
+    "torch": _torch,
+    "cupy": _cupy,
+    "numba": _numba,
+    "numba_cuda": _numba,
+    "cuda": _cuda_core,
+}
+
+
+def handle_of(thing: object) -> int:
+    """Return a CUDA stream handle: the integer itself, or that of an object with ``__cuda_stream__``."""
+    protocol = getattr(thing, "__cuda_stream__", None)
+    if protocol is not None:
+        answer = protocol() if callable(protocol) else protocol  # older libraries have a property
+        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0):
+            raise InvalidTypeError(
+                f"__cuda_stream__ of {thing!r} must be (0, handle), the supported version, not {answer!r}"
+            )
+        thing = answer[1]
+    if isinstance(thing, bool) or not isinstance(thing, int):
+        raise InvalidTypeError(
+            f"a stream's handle is an integer, or an object with __cuda_stream__ has it, not {thing!r}; PyTorch's is "
+            "torch_stream.cuda_stream, CuPy's cupy_stream.ptr"
+        )
+    return thing

@@ -1,0 +1,289 @@
+"""Wait: what `aiocuda.wait` returns, where that is no operation of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from .._base._checks import check_callback
+from .._base._failure import raisable
+from .._base._label import LABEL
+from .._base._user_code import failure_of
+from .._base._wakeups import Callback, Waiters, Wakes, wake_future
+from .._core import ABANDONED, DONE, FAILED, SUBMITTED, Operation, State, new_id
+from ..errors import BusyError, ClosedError, NoEventLoopError, WrongLoopError
+
+__all__ = ["JoinedWait", "ThreadWait", "Wait"]
+
+
+class Wait(Operation[None]):
+    """A wait for work that no stream of aiocuda has accepted.
+
+    Subclasses say what ends it, by `_begin`, `_leave` and `_look`. They watch while the wait has a waiter: a cancelled
+    one leaves nothing.
+
+    Attributes
+    ----------
+    loop : asyncio.AbstractEventLoop
+        The only loop that may use it.
+    status : int
+        A value of `State`.
+    keep : object
+        What is waited for; held until the wait is done.
+    context : contextvars.Context
+        Of the caller.
+    """
+
+    __slots__ = ("__weakref__", "_deadline", "_error", "_timeout", "_timer", "_waiters", "context", "keep", "loop",
+                 "status")  # fmt: skip
+
+    _looks_first = False  #: True if an await begins with `_look`
+    stream = kernel = waits_for = part_of = None
+    stream_name = "work outside of aiocuda"
+    nbytes = 0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keep: object) -> None:
+        self.id = new_id()
+        self.kind = "wait"
+        self.loop = loop
+        self.status: int = SUBMITTED
+        self.keep = keep
+        self.context = contextvars.copy_context()
+        self._error: BaseException | None = None
+        self._waiters: Waiters[asyncio.Future[None] | Callback] = Waiters()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout = self._deadline = 0.0
+
+    # -- what ends it --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begin to watch: the wait has its first waiter."""
+
+    def _leave(self) -> None:
+        """Watch no longer: no waiter is left."""
+
+    def _look(self) -> None:
+        """Call `finish` if the work is done now."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the wait, and wake its waiters."""
+        self._end(DONE if error is None else FAILED, error)
+
+    def _end(self, status: int, error: BaseException | None) -> None:
+        if self.status >= DONE:
+            return
+        self.status, self._error, self.keep = status, error, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiters:
+            self._leave()
+            Wakes.of(self.loop).wake_all(self._waiters, self._wake)
+
+    def _wake(self, waiter: asyncio.Future[None] | Callback) -> None:
+        if isinstance(waiter, Callback):
+            self.loop.call_soon(waiter.function, self, context=waiter.context)
+        else:
+            wake_future(waiter)
+
+    # -- the limit of time ---------------------------------------------------------------------------------------------
+
+    def limit(self, seconds: float) -> None:
+        """End the wait by `TimeoutError` in so many seconds."""
+        self._timeout, self._deadline = seconds, self.loop.time() + seconds
+
+    def _expire(self) -> None:
+        self._look()
+        if self.status < DONE:
+            self.finish(TimeoutError(f"{described(self.keep)} has not finished within {self._timeout:g} s"))
+
+    # -- the operation -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        self.done()
+        return self.seen_state
+
+    @property
+    def seen_state(self) -> str:
+        return State(self.status).name.lower()
+
+    @property
+    def label(self) -> str | None:
+        return self.context.get(LABEL)
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._waiters) and self.status < DONE
+
+    @property
+    def is_settled(self) -> bool:
+        """True if nothing watches for the end any more."""
+        return self.status >= DONE
+
+    def check_loop(self) -> None:
+        """Raise unless the wait's own loop is running."""
+        running = asyncio._get_running_loop()
+        if running is self.loop:
+            return
+        if running is None:
+            raise NoEventLoopError(f"{self!s} belongs to an event loop, and none is running: await it in a coroutine")
+        raise WrongLoopError(f"{self!s} belongs to another event loop: call aiocuda.wait in this one")
+
+    def done(self) -> bool:
+        if self.status < DONE and asyncio._get_running_loop() is self.loop:
+            self._look()
+            if self._deadline and self.loop.time() >= self._deadline:
+                self._expire()
+        return self.status >= DONE
+
+    def result(self) -> None:
+        error = self.exception()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # otherwise the error would hold itself, and the frames of its callers, by this frame
+
+    def exception(self) -> BaseException | None:
+        if self.status < DONE:
+            raise BusyError(f"{self!r} has not finished: await it")
+        if self.status == ABANDONED:
+            return ClosedError(f"{self!r} was abandoned")
+        return None if self._error is None else raisable(self._error)
+
+    def add_done_callback(
+        self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        check_callback(fn, context)
+        self.check_loop()
+        callback = Callback(fn, contextvars.copy_context() if context is None else context)
+        if self.status >= DONE:
+            self._wake(callback)
+        else:
+            self._add(callback)
+
+    def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
+        check_callback(fn)
+        removed = self._waiters.remove(fn)
+        if removed:
+            self._removed()
+        return removed
+
+    def abandon(self) -> bool:
+        self.check_loop()
+        if self.status >= DONE:
+            return False
+        self._end(ABANDONED, None)
+        return True
+
+    async def settle(self) -> None:
+        self.check_loop()
+        if self.status < DONE:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            await self._wait_by(waiter)
+
+    async def wait(self) -> None:
+        return await self
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self.check_loop()
+        if self.status < DONE and self._looks_first:
+            self._look()
+        if self.status >= DONE:
+            yield  # other tasks run, also if this one awaits only what is done
+        else:
+            yield from self._wait_by(self.loop.create_future()).__await__()
+        self.result()
+
+    async def _wait_by(self, waiter: asyncio.Future[None]) -> None:
+        self._add(waiter)
+        try:
+            await waiter
+        finally:
+            if self.status < DONE and self._waiters.discard(waiter):
+                self._removed()
+
+    def _add(self, waiter: asyncio.Future[None] | Callback) -> None:
+        is_first = not self._waiters
+        self._waiters.add(waiter)
+        if is_first:
+            if self._deadline:
+                self._timer = self.loop.call_at(self._deadline, self._expire)
+            self._begin()
+
+    def _removed(self) -> None:
+        """Watch no longer if no waiter is left."""
+        if not self._waiters and self.status < DONE:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._leave()
+
+
+class JoinedWait(Wait):
+    """A wait for several operations. When all have finished, it raises the failure that was enqueued first."""
+
+    __slots__ = ("_left", "_operations")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keep: object, operations: Sequence[Operation[Any]]) -> None:
+        super().__init__(loop, keep)
+        self._operations = operations
+        self._left: set[int] = set()
+        if not operations:
+            self.finish()
+
+    def _begin(self) -> None:
+        self._left = {id(operation) for operation in self._operations}
+        for operation in self._operations:
+            operation.add_done_callback(self._note, context=self.context)
+
+    def _leave(self) -> None:
+        for operation in self._operations:
+            operation.remove_done_callback(self._note)
+
+    def _note(self, operation: Operation[Any]) -> None:
+        self._left.discard(id(operation))
+        if not self._left:
+            self._look()
+
+    def _look(self) -> None:
+        if self.status < DONE and all(operation.done() for operation in self._operations):
+            in_order = sorted(self._operations, key=lambda operation: getattr(operation, "id", 0))
+            errors = [error for operation in in_order if (error := operation.exception()) is not None]
+            self.finish(errors[0] if errors else None)
+
+
+class ThreadWait(Wait):
+    """A wait for a function that blocks, on a daemon thread of its own. A cancelled wait leaves the thread."""
+
+    __slots__ = ()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keep: object, block: Callable[[], object]) -> None:
+        super().__init__(loop, keep)
+        threading.Thread(target=self.context.run, args=(self._run, block), name="aiocuda-wait", daemon=True).start()
+
+    def _run(self, block: Callable[[], object]) -> None:
+        error: BaseException | None = None
+        try:
+            block()
+        except BaseException as caught:  # noqa: BLE001 - raised in the waiter
+            error = failure_of(caught)
+        try:
+            self.loop.call_soon_threadsafe(self.finish, error)
+        except RuntimeError:
+            if not self.loop.is_closed():  # a closed loop has no waiter
+                raise
+
+
+def described(thing: Any) -> str:
+    """Return a short text for errors. That of an array or tensor does not read its values."""
+    if isinstance(thing, (list, tuple)):
+        return f"[{', '.join(map(described, thing[:3]))}{', …' if len(thing) > 3 else ''}]"
+    if hasattr(thing, "shape") or hasattr(thing, "__cuda_array_interface__"):
+        return f"a {type(thing).__module__}.{type(thing).__qualname__} of shape {tuple(getattr(thing, 'shape', ()))}"
+    text = repr(thing)
+    return text if len(text) <= 200 else f"{text[:200]}…"
