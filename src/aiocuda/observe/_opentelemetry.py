@@ -22,7 +22,6 @@ from ..completion import INTERNAL, Operation, StartedBatch
 from ..device import Device
 from ..errors import AiocudaError, InvalidTypeError
 from ..lowlevel import StreamOperation
-from ._text import valid_text
 
 __all__ = ["OpenTelemetryInstrument"]
 
@@ -233,3 +232,13 @@ def _record(span: Span, error: BaseException) -> None:
     }
     span.record_exception(error, attributes=texts)
     span.set_status(Status(StatusCode.ERROR, texts["exception.message"]))
+
+
+def valid_text(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a text, and "…" for more, as a text that can be encoded as UTF-8.
+
+    Surrogates without a partner are escaped: a label or the name of a file may have them.
+    """
+    if len(text) > most:
+        text = f"{text[:most]}…"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
