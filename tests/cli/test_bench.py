@@ -21,8 +21,7 @@ from rich.console import Console
 import aiocuda as package
 from aiocuda import Device
 from aiocuda.cli._bench import BenchTable
-from aiocuda.cli._bench._checkout import checkout
-from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, published_figures
+from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, checkout, published_figures
 from aiocuda.cli._bench._rows import ROWS, Row
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published

@@ -8,19 +8,19 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ... import __version__
 from ...device import Device
 from ...errors import DeviceOutOfMemory
-from ._checkout import checkout
 from ._rows import ROWS, Row
 
 __all__ = ["SCHEMA", "BenchReport", "BenchRow", "bench", "published_figures"]
@@ -147,3 +147,25 @@ async def _samples(row: Row, device: Device) -> list[float]:
             if taken >= row.most or (taken > 0 and seconds > limit):
                 break
     return found[row.warmup :]
+
+
+class Checkout(NamedTuple):
+    """The commit, and whether files differ from it. None if the package does not run from a checkout of git."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def checkout(package: Path) -> Checkout:
+    """Return the commit of a package's folder. **May block**, to run git."""
+    try:
+        # An installed package may be below the folder of another repository, and is no part of it.
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        return Checkout(_git(package, "rev-parse", "HEAD").strip(), bool(_git(package, "status", "--porcelain", ".")))
+    except (OSError, subprocess.SubprocessError):
+        return Checkout(None, None)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
