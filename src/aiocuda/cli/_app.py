@@ -45,7 +45,7 @@ from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
 from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport
-from ._screen import OutputConsole, ProgressBar, show_info, show_report
+from ._screen import OutputConsole, ProgressBar, show_findings, show_info, show_report
 from ._trace_command import TraceCommand, trace
 
 __all__ = ["run"]
@@ -170,7 +170,7 @@ def doctor(
         if as_json:
             print(_doctor.as_json(findings))
         else:
-            _doctor.show_findings(findings, OutputConsole())
+            show_findings(findings, OutputConsole())
         return 0 if all(finding.ok for finding in findings) else 1
 
     return _run(work)

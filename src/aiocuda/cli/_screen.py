@@ -1,4 +1,4 @@
-"""The output of the commands in a terminal: progress bar and tables."""
+"""The output of the commands in a terminal: progress bar, tables and findings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from .. import __version__
+from ._doctor._finding import Finding
 from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport, FileEntropy, printable
 
-__all__ = ["OutputConsole", "ProgressBar", "show_info", "show_report"]
+__all__ = ["OutputConsole", "ProgressBar", "show_findings", "show_info", "show_report"]
 
 #: Skipped files that are listed; the JSON has all of them.
 MOST_SKIPPED = 10
@@ -238,6 +240,24 @@ def show_info(info: Mapping[str, Any], console: Console) -> None:
     for name, value in lines.items():
         shown = ("yes" if value else "no") if isinstance(value, bool) else value
         _show(console, f"{name:{width}}  {shown}")
+
+
+#: The first column: the word and the colour for a finding that is ok, and for one that is not.
+_MARKS = {True: ("ok", "green"), False: ("PROBLEM", "bold red")}
+
+
+def show_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print a line for each finding, and a line for each cure."""
+    problems = sum(not finding.ok for finding in findings)
+    count = _count(problems, "problem") if problems else "no problem"
+    _show(console, f"aiocuda {__version__}: {count} in {len(findings)} checks", "bold")
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        word, style = _MARKS[finding.ok]
+        name = finding.name.replace("_", " ")
+        console.print(Text.assemble((f"{word:7}", style), f"  {name:{width}}  {printable(finding.detail)}"))
+        if finding.cure:
+            _show(console, f"{'':7}  {'':{width}}  cure: {printable(finding.cure)}", "bold")
 
 
 def _show(console: Console, line: str, style: str = "") -> None:
