@@ -20,9 +20,9 @@ from rich.console import Console
 
 import aiocuda as package
 from aiocuda import Device
-from aiocuda.cli._bench import BenchTable
 from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, checkout, published_figures
 from aiocuda.cli._bench._rows import ROWS, Row
+from aiocuda.cli._screen import BenchTable
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published
 from tests.cli.programs import STRICT, environment, program, started

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from ._report import BenchReport, BenchRow, bench
-from ._screen import BenchTable
 
-__all__ = ["BenchReport", "BenchRow", "BenchTable", "bench"]
+__all__ = ["BenchReport", "BenchRow", "bench"]
