@@ -10,8 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.text import Text
 
 from .. import __version__
-from ._bench._report import BenchReport, BenchRow
-from ._bench._rows import ROWS
+from ._bench import ROWS, BenchReport, BenchRow
 from ._doctor._finding import Finding
 from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport, FileEntropy, printable
