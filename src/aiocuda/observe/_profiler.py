@@ -13,11 +13,11 @@ from .._base._label import printable
 from .._base._statistics import DeviceStatistics
 from ..completion import KINDS, Operation
 from ..device import Device
-from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..lowlevel import resources_of
 from ..stream import Stream
 from ._drawing import COLOURS
-from ._listener import DeviceListener
+from ._listener import DeviceListener, elapsed_ms
 
 __all__ = ["LabelProfile", "OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 
@@ -340,7 +340,7 @@ class StreamProfiler(DeviceListener):
             self._chunks.clear()
 
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
-        time = self._elapsed(start, end) if start else 0.0 if operation.kind == "record" else None
+        time = elapsed_ms(self.device, start, end) if start else 0.0 if operation.kind == "record" else None
         with self._lock:
             if copy is not None:
                 if time is not None:
@@ -370,12 +370,6 @@ class StreamProfiler(DeviceListener):
             key = OTHERS
         count, total = self._labels.get(key, (0, 0.0))
         self._labels[key] = (count + 1, total + busy)
-
-    def _elapsed(self, start: int, end: int) -> float | None:
-        try:
-            return self.device.driver.event_elapsed_ms(start, end)
-        except AiocudaError:  # after a device fault, which every waiter gets
-            return None
 
     def record(self, name: str, seconds: float, *, stream: Stream | str | None = None) -> None:
         """Add an entry that the program has timed itself: work of another library, or of the host.
