@@ -43,8 +43,7 @@ from ..errors import (
 from . import _bench, _doctor
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
-from ._overlap import PICTURE_BATCHES
-from ._report import DemoReport
+from ._report import PICTURE_BATCHES, DemoReport
 from ._screen import BenchTable, OutputConsole, ProgressBar, show_findings, show_info, show_report
 from ._trace_command import TraceCommand, trace
 

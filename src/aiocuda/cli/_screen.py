@@ -12,8 +12,7 @@ from rich.text import Text
 from .. import __version__
 from ._bench import ROWS, BenchReport, BenchRow
 from ._doctor._finding import Finding
-from ._overlap import PICTURE_BATCHES
-from ._report import DemoReport, FileEntropy, printable
+from ._report import PICTURE_BATCHES, DemoReport, FileEntropy, printable
 
 __all__ = ["BenchTable", "OutputConsole", "ProgressBar", "show_findings", "show_info", "show_report"]
 
