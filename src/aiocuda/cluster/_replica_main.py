@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..._processes._message_socket import MessageSocket
-from ..._processes._messages import Pipe
-from ..._processes._parent import InheritedFile, Start, end_with_parent, own_end
-from ...lowlevel import has_gpu
-from .._engine import VISIBLE
-from .._messages import Packet
-from .._served_object import ReplicaInfo
-from .._server import ReplicaServer
+from .._processes._message_socket import MessageSocket
+from .._processes._messages import Pipe
+from .._processes._parent import InheritedFile, Start, end_with_parent, own_end
+from ..lowlevel import has_gpu
+from ._engine import VISIBLE
+from ._messages import Packet
+from ._served_object import ReplicaInfo
+from ._server import ReplicaServer
 
 __all__ = ["IGNORED", "ReplicaSetup", "main", "packet_of", "send_packet"]
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import anyio
 
-from ..._base._off_loop import off_loop
-from ..._base._tasks import start_task
-from ..._processes._child import END_SECONDS, Child
-from ..._processes._failures import Failure
-from ...errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
-from .._engine import VISIBLE, LostListener, unanswered
-from .._messages import Create, Packet, Pickler, Run, exception_of
-from .._served_object import ReplicaInfo
+from .._base._off_loop import off_loop
+from .._base._tasks import start_task
+from .._processes._child import END_SECONDS, Child
+from .._processes._failures import Failure
+from ..errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
+from ._engine import VISIBLE, LostListener, unanswered
+from ._messages import Create, Packet, Pickler, Run, exception_of
 from ._replica_main import IGNORED, ReplicaSetup, main, packet_of, send_packet
+from ._served_object import ReplicaInfo
 
 __all__ = ["LocalEngine", "ReplicaProcess"]
 
