@@ -66,7 +66,7 @@ LIBRARIES = {"PyTorch": "torch", "CuPy": "cupy"}
 
 
 #: The file in the package with the published figures.
-PUBLISHED = Path("src", "aiocuda", "cli", "_bench", "published.json")
+PUBLISHED = Path("src", "aiocuda", "cli", "published.json")
 
 #: The page with the table of `concurrency_table`.
 CONCURRENCY = Path("docs", "how-to", "batch-size.md")

@@ -20,10 +20,8 @@ from rich.console import Console
 
 import aiocuda as package
 from aiocuda import Device
-from aiocuda.cli._bench import BenchTable
-from aiocuda.cli._bench._checkout import checkout
-from aiocuda.cli._bench._report import BenchReport, BenchRow, bench, published_figures
-from aiocuda.cli._bench._rows import ROWS, Row
+from aiocuda.cli._bench import ROWS, BenchReport, BenchRow, Row, bench, checkout, published_figures
+from aiocuda.cli._screen import BenchTable
 from aiocuda.driver.host import HostDriver
 from tests.benchmarks.readme import PUBLISHED, PUBLISHED_ROWS, published
 from tests.cli.programs import STRICT, environment, program, started
@@ -117,7 +115,7 @@ def test_table_has_the_commits_of_both_figures(
 
 async def report_of(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> tuple[BenchReport, list[BenchRow]]:
     """Run some rows on the host driver. Return the report, and the rows that were shown."""
-    monkeypatch.setattr("aiocuda.cli._bench._report.ROWS", rows)
+    monkeypatch.setattr("aiocuda.cli._bench.ROWS", rows)
     shown: list[BenchRow] = []
     async with package.open_device(driver=HostDriver()) as device:
         report = await bench(device, None, lambda report: None, shown.append)

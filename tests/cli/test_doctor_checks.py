@@ -19,8 +19,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aiocuda.cli._doctor import diagnose
-from aiocuda.cli._doctor._doctor import CHECKS, _finding
+from aiocuda.cli._doctor import CHECKS, _finding, diagnose
 from aiocuda.cli._doctor._driver_checks import (
     REQUIRED,
     REQUIRED_FOR_CUDA,
@@ -406,7 +405,7 @@ def test_a_check_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatch)
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr("aiocuda.cli._doctor._doctor.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("aiocuda.cli._doctor.CHECK_SECONDS", 0.01)
     assert "no answer within 0.01 s" in asyncio.run(_finding("cache", endless, MACHINE)).detail
 
 

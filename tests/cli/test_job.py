@@ -20,8 +20,7 @@ from aiocuda import Device
 from aiocuda.cli._demo import DemoJob, search
 from aiocuda.cli._files import find_files
 from aiocuda.cli._histogram import HEADER_BYTES
-from aiocuda.cli._overlap import PICTURE_BATCHES, STAGES
-from aiocuda.cli._report import DemoReport
+from aiocuda.cli._report import PICTURE_BATCHES, STAGES, DemoReport
 from tests.helpers import open_peer, quickly, until
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from aiocuda.cli._overlap import STAGES, Overlap
-from aiocuda.cli._report import DemoReport
+from aiocuda.cli._report import STAGES, DemoReport, Overlap
 from aiocuda.observe import TimelineSpan
 
 pytest.importorskip("rich")

@@ -52,7 +52,7 @@ BUGS = [
     Bug(
         "sent-again-without-retry",
         "A call without retry is sent again.",
-        "_dispatcher.py",
+        "_cluster.py",
         "                if not retry:\n                    raise\n",
         "",
     ),

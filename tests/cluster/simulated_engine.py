@@ -86,7 +86,7 @@ class SimulatedEngine:
         self._chance = chance
         self._loop = asyncio.get_running_loop()
         self._on_call, self._on_spawn, self._on_close, self._on_reply = on_call, on_spawn, on_close, on_reply
-        self._listeners: list[LostListener] = []
+        self._lost: LostListener
         self._count = 0
         self.current: dict[int, SimulatedProcess] = {}
         self.processes: dict[tuple[int, int], SimulatedProcess] = {}
@@ -100,8 +100,8 @@ class SimulatedEngine:
 
     # -- the protocol of an engine -------------------------------------------------------------------------------
 
-    async def start(self, replicas: int) -> None:
-        self._count = replicas
+    async def start(self, replicas: int, lost: LostListener) -> None:
+        self._count, self._lost = replicas, lost
 
     async def spawn(self, replica: int, epoch: int) -> None:
         self._on_spawn(replica, epoch)
@@ -133,9 +133,6 @@ class SimulatedEngine:
 
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         return [self.call(replica, request) for replica in self.current]
-
-    def on_lost(self, listener: LostListener) -> None:
-        self._listeners.append(listener)
 
     async def close(self, replica: int | None = None) -> None:
         if replica is None:
@@ -221,8 +218,7 @@ class SimulatedEngine:
                 watcher()
 
     def _report(self, process: SimulatedProcess) -> None:
-        for listener in self._listeners:
-            listener(process.replica, process.epoch, "its process has ended")
+        self._lost(process.replica, process.epoch, "its process has ended")
 
     def kill(self, process: SimulatedProcess) -> asyncio.Future[Any]:
         """End a process: its tasks are cancelled, and what they do from now on has no effect."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
-from aiocuda.cluster._local._local_engine import ReplicaProcess
+from aiocuda.cluster._local_engine import ReplicaProcess
 from aiocuda.cluster._served_object import ReplicaInfo
 from tests.cluster.processes import psutil
 from tests.helpers import PATIENCE, quickly, turns, until

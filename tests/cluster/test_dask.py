@@ -256,7 +256,7 @@ async def test_calls_of_replicas(tmp_path: Path, direct: bool) -> None:
 async def test_a_request_that_arrives_twice_runs_once(tmp_path: Path) -> None:
     async with dask(1) as client:
         engine = DaskEngine(client)
-        await engine.start(1)
+        await engine.start(1, lambda *_: None)
         await engine.spawn(0, 1)
         program, buffers = pack((Service, (str(tmp_path),)), engine.dumps)
         assert (await engine.call(0, Packet(Request(1, Create(1, program)), buffers))).message.accepted

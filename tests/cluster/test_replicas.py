@@ -36,10 +36,10 @@ class ScriptedEngine:
         self.replicas: Replicas | None = None
         self.states: list[tuple[int, str]] = []  #: of a replica without a process: its epoch, and its state
         self._lost, self._failing, self._hanging = lost, failing, hanging
-        self._listeners: list[LostListener] = []
+        self._tell_lost: LostListener
 
-    async def start(self, replicas: int) -> None:
-        pass
+    async def start(self, replicas: int, lost: LostListener) -> None:
+        self._tell_lost = lost
 
     async def spawn(self, replica: int, epoch: int) -> None:
         self._note(replica)
@@ -57,8 +57,7 @@ class ScriptedEngine:
         self.states.append((each.epoch, each.state))
 
     def lose(self, replica: int, epoch: int) -> None:
-        for listener in self._listeners:
-            listener(replica, epoch, "its process has ended")
+        self._tell_lost(replica, epoch, "its process has ended")
 
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         reply: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
@@ -69,9 +68,6 @@ class ScriptedEngine:
 
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         return []
-
-    def on_lost(self, listener: LostListener) -> None:
-        self._listeners.append(listener)
 
     async def close(self, replica: int | None = None) -> None:
         if replica is not None:

@@ -23,7 +23,7 @@ from aiocuda.observe import (
     Timeline,
     _profiler,
 )
-from aiocuda.observe._percentiles import ACCURACY, LogHistogram
+from aiocuda.observe._profiler import ACCURACY, LogHistogram
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, TRAP, Latch, in_thread, open_peer, quickly
 

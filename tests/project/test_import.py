@@ -113,7 +113,7 @@ def test_import_loads_neither_cuda_nor_an_extra() -> None:
     assert not loaded["driver"]
 
 
-@pytest.mark.parametrize("module", ["", ".cluster", ".cluster._local._replica_main", ".data._worker_main"])
+@pytest.mark.parametrize("module", ["", ".cluster", ".cluster._replica_main", ".data._worker_main"])
 def test_import_does_not_load_anyio(module: str) -> None:
     """The first local cluster does. The processes of replicas do not need it."""
     assert fresh(f"import json, sys, aiocuda{module}; print(json.dumps('anyio' in sys.modules))") is False

@@ -24,8 +24,8 @@ METHODS = {
 #: workers of a Dask cluster, whose scheduler is on this machine or reached by TLS.
 OWN_PROCESSES = {
     "src/aiocuda/cluster/_dask/_replica_actor.py": ["pickle"],
-    "src/aiocuda/cluster/_local/_local_engine.py": ["pickle"],
-    "src/aiocuda/cluster/_local/_replica_main.py": ["pickle"],
+    "src/aiocuda/cluster/_local_engine.py": ["pickle"],
+    "src/aiocuda/cluster/_replica_main.py": ["pickle"],
     "src/aiocuda/cluster/_messages.py": ["pickle"],
     "src/aiocuda/_processes/_messages.py": ["pickle", "socket"],
 }

@@ -43,9 +43,8 @@ from ..errors import (
 from . import _bench, _doctor
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
-from ._overlap import PICTURE_BATCHES
-from ._report import DemoReport
-from ._screen import OutputConsole, ProgressBar, show_info, show_report
+from ._report import PICTURE_BATCHES, DemoReport
+from ._screen import BenchTable, OutputConsole, ProgressBar, show_findings, show_info, show_report
 from ._trace_command import TraceCommand, trace
 
 __all__ = ["run"]
@@ -170,7 +169,7 @@ def doctor(
         if as_json:
             print(_doctor.as_json(findings))
         else:
-            _doctor.show_findings(findings, OutputConsole())
+            show_findings(findings, OutputConsole())
         return 0 if all(finding.ok for finding in findings) else 1
 
     return _run(work)
@@ -182,7 +181,7 @@ def bench(
 ) -> int:
     """Measure this machine for some 15 seconds, and show the published figures beside it."""
     console = OutputConsole(stderr=as_json, only_terminal=as_json)  # on a terminal, the table shows the progress
-    table = _bench.BenchTable(console)
+    table = BenchTable(console)
 
     async def work() -> int:
         device, reason = await _opened(cast("DriverName", driver))

@@ -25,8 +25,7 @@ from ..pipeline import Pipeline, Slot, Stage
 from ._batches import Batch, batches, capacity_for, count_file, fill, has_changed, parts, write_table
 from ._files import File, Skipped, find_files, reason_of
 from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, entropies, histograms
-from ._overlap import PICTURE_BATCHES, STAGES, Overlap
-from ._report import DemoReport, FileEntropy, RunTimes, result_line
+from ._report import PICTURE_BATCHES, STAGES, DemoReport, FileEntropy, Overlap, RunTimes, result_line
 
 if TYPE_CHECKING:
     from ._screen import ProgressBar

@@ -1,4 +1,4 @@
-"""Cluster: replicas of the program's classes, each in a process of its own; ReplicaHandle: one of their objects."""
+"""Cluster: replicas of the program's classes; Dispatcher: sends their calls; ReplicaHandle: one of their objects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._types import ProcessLocal, SourceLine
-from ..errors import CleanupWarning, InvalidArgumentError, InvalidTypeError
-from ._dispatcher import Dispatcher
-from ._messages import Pickler
+from .._processes._failures import text_of
+from ..errors import CleanupWarning, DeadlineError, InvalidArgumentError, InvalidTypeError, ReplicaLostError
+from ._messages import Pickler, pack
 from ._replica import Program
 from ._replicas import LEAVE_SECONDS, Replicas
 from ._statistics import ClusterStatistics
@@ -24,6 +24,9 @@ __all__ = ["Cluster", "ReplicaHandle"]
 
 #: Seconds that accepted calls have when the cluster is closed.
 CLOSE_TIMEOUT = 30.0
+
+#: A call whose replicas are lost so often is not sent to another one: it may be the reason.
+MOST_LOSSES = 3
 
 _CALL = "`handle = await cluster.spawn(Model)`, then `await handle.call('method', …)`"
 _CLOSE = "`await cluster.aclose()` closes it, as the end of `async with` does"
@@ -142,6 +145,83 @@ class Cluster(Owner):
         log("info", "cluster_closed")
         if errors:
             self._scope.place.warn(f"a cluster was closed with errors: {'; '.join(errors)}", CleanupWarning)
+
+
+class Dispatcher:
+    """Sends the calls of a cluster to its replicas. It belongs to one event loop. Each `ReplicaHandle` has it."""
+
+    def __init__(self, replicas: Replicas, dumps: Pickler, scope: Scope) -> None:
+        self.calls = 0  #: that have no outcome yet
+        self.retries = 0  #: calls that were sent to another replica because theirs was lost
+        self._replicas = replicas
+        self._dumps = dumps
+        self._scope = scope
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def call(
+        self, number: int, name: str, method: str, args: tuple[Any, ...], limit: float | None, retry: bool
+    ) -> Any:
+        """Run a method of an object in the replica with the least predicted work, and return its result.
+
+        The limit is in seconds from now, and negative if the deadline has passed. With ``retry``, the call is sent to
+        another replica if its replica is lost.
+        """
+        self._scope.check()
+        if limit is not None and limit < 0.0:
+            raise DeadlineError(
+                f"{name}.{method}() was not called: its deadline had passed {-limit:.3g} s before",
+                deadline_s=limit, predicted_s=None,
+            )  # fmt: skip
+        data, buffers = self.pack(args, f"the arguments of {method!r}")
+        self.calls += 1
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self._call(number, name, method, data, buffers, retry)
+        except TimeoutError:
+            if limit is None or not deadline.expired():
+                raise  # of the method
+            raise DeadlineError(
+                f"{name}.{method}() has not returned within {limit:g} s", deadline_s=limit, predicted_s=None
+            ) from None
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self._idle.set()
+
+    async def _call(
+        self, number: int, name: str, method: str, data: bytes, buffers: list[memoryview], retry: bool
+    ) -> Any:
+        losses = 0
+        while True:
+            replica = await self._replicas.choose()
+            try:
+                packet = await replica.call(number, method, data, buffers)
+            except ReplicaLostError as error:
+                losses += 1
+                if not retry:
+                    raise
+                if losses == MOST_LOSSES:
+                    error.add_note(f"{losses} replicas were lost while they ran this call: it may be the reason")
+                    raise
+            else:
+                return replica.result_of(packet, name, method)
+            self.retries += 1
+
+    def pack(self, value: Any, what: str) -> tuple[bytes, list[memoryview]]:
+        """Return a pickled value and its large buffers. `InvalidTypeError` if it cannot be pickled."""
+        try:
+            return pack(value, self._dumps)
+        except Exception as error:
+            raise InvalidTypeError(
+                f"{what} cannot be pickled: {text_of(error)}. Define classes and functions at the top of a module, and "
+                "open files and devices in the replica"
+            ) from error
+
+    async def idle(self) -> None:
+        """Wait until all calls have their outcome."""
+        await self._idle.wait()
 
 
 class ReplicaHandle(ProcessLocal):

@@ -31,8 +31,11 @@ class Engine(Protocol):
 
     dumps: Pickler
 
-    async def start(self, replicas: int) -> None:
-        """Find the machines and GPUs of the replicas. No process is started yet."""
+    async def start(self, replicas: int, lost: LostListener) -> None:
+        """Find the machines and GPUs of the replicas. No process is started yet.
+
+        ``lost`` is called when the process of a replica has ended by itself.
+        """
 
     async def spawn(self, replica: int, epoch: int) -> None:
         """Start a process for a replica. No other process of this replica runs."""
@@ -46,9 +49,6 @@ class Engine(Protocol):
 
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         """Send a request to all replicas that have a process."""
-
-    def on_lost(self, listener: LostListener) -> None:
-        """Call a function when the process of a replica has ended by itself."""
 
     async def close(self, replica: int | None = None) -> None:
         """Kill the process of one replica, and wait until it has ended; without an argument, of all, and end."""

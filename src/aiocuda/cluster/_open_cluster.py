@@ -60,7 +60,7 @@ class _Opening:
 
     def _make_engine(self) -> Engine:
         if self._engine == "local":
-            from ._local._local_engine import LocalEngine
+            from ._local_engine import LocalEngine
 
             check_main_guard({}, "engine='local'")
             return LocalEngine()

@@ -48,8 +48,9 @@ class Replicas:
 
     async def start(self) -> None:
         """Start all replicas. Raise the error of the first one that does not start."""
-        self._engine.on_lost(lambda index, epoch, reason: self._replicas[index].on_lost(epoch, reason))
-        await self._engine.start(len(self._replicas))
+        await self._engine.start(
+            len(self._replicas), lambda index, epoch, reason: self._replicas[index].on_lost(epoch, reason)
+        )
         started: list[asyncio.Future[None]] = []
         for replica in self._replicas:
             started.append(self._loop.create_future())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import numpy.typing as npt
 
 from .._base._arrays import check_alike
-from .._base._checks import check_timeout, is_coroutine_function, is_function, several
+from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
 from .._base._owner import Owner
@@ -690,10 +690,9 @@ class AsyncCoordinator(Owner):
         return f"<AsyncCoordinator on {self.device.name}: {state}, {waiting} waiting>"
 
 
-def _check_count(name: str, value: object, most: int) -> None:
+def _check_count(name: str, value: int, most: int) -> None:
     """Check an option that is a number from 1 to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+    check_integer(value, name)
     if not 1 <= value <= most:
         raise InvalidArgumentError(f"{name} is from 1 to {most}, and this is {value}")
 

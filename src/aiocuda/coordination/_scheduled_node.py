@@ -370,7 +370,7 @@ class ScheduledNode(Node[T_co]):
                 self._waiters = Waiters()
             self._waiters.add(future)
             try:
-                with self.scheduler.waiting_for(self, future):
+                with self.scheduler.detector.waiting(self, future):
                     yield from future
             finally:
                 if self._waiters is not None:

@@ -15,7 +15,6 @@ import functools
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from .._base._failure import Poison
@@ -748,10 +747,6 @@ class Scheduler:
             self.poll()
 
     # -- waiting -------------------------------------------------------------------------------------------------
-
-    def waiting_for(self, node: ScheduledNode[Any], future: asyncio.Future[None]) -> AbstractContextManager[None]:
-        """Declare that the current task waits until ``node`` is submitted."""
-        return self.detector.waiting(node, future)
 
     @property
     def idle(self) -> bool:

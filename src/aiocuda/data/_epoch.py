@@ -16,6 +16,7 @@ from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
 from ._job import BatchJob
 from ._resources import LoaderResources
 from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
+from ._threads import ignore
 from ._upload import BatchUpload, collated
 
 __all__ = ["EpochRun", "LoadingBatch"]
@@ -412,12 +413,8 @@ class EpochRun:
         if isinstance(self._feed, AsyncReader):
             await self._feed.aclose()
         elif isinstance(self._feed, StreamReader) and settled:
-            self._resources.on_thread(self._feed.close, _ignore)
+            self._resources.on_thread(self._feed.close, ignore)
         return settled
-
-
-def _ignore(result: object, error: BaseException | None) -> None:
-    """The iterator of a source has been closed."""
 
 
 def _too_many_fatal_samples(error: WorkerLostError) -> WorkerLostError:

@@ -244,7 +244,7 @@ class DataLoader(Owner):
         self._batches = batches
         self._meter.begin()
 
-    async def _end_run(self, resources: LoaderResources, seconds: float | None = None) -> None:
+    async def _end_run(self, resources: LoaderResources) -> None:
         """End the epoch that is running, and wait until none of its work runs. Shielded from cancellation."""
         run, self._run, self._batches = self._run, None, None
         self._meter.end()
@@ -252,7 +252,7 @@ class DataLoader(Owner):
             if self._run_end is not None and not self._run_end.done():
                 await asyncio.wait({self._run_end})  # another task has begun it
             return
-        self._run_end = start_task(run.close, resources.drain_seconds if seconds is None else seconds)
+        self._run_end = start_task(run.close, resources.drain_seconds)
         if not await finish_shielded(self._run_end):
             self._scope.place.warn(
                 "a function of a data loader did not return in time: its thread and its memory are set aside",

@@ -21,7 +21,7 @@ from ._sharing import Payload, SharedFile, SharedSlots
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
 from ._threads import LoaderThreads, ThreadDecoder
-from ._upload import HostSlots
+from ._upload import HostSlots, close_stream
 
 __all__ = ["LoaderResources"]
 
@@ -37,6 +37,8 @@ class LoaderResources:
     ----------
     device, options, meter
     slots : HostSlots
+    at_once : int
+        The number of samples that are decoded at a time.
     now
         The driver's clock.
     turn
@@ -53,17 +55,17 @@ class LoaderResources:
         self._device_resources = resources_of(device)
         self._reactor = self._device_resources.open_reactor()
         self.turn = self._reactor.hot.turn
-        self._at_once = max(1, options.workers)
+        self.at_once = max(1, options.workers)
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()
         self._pins: list[contextlib.AbstractAsyncContextManager[PinnedBuffer]] = []  # of the shared slots
-        self._rows = RowQueue(self._at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
+        self._rows = RowQueue(self.at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
         jobs = self._reactor.jobs
         decoder = ThreadDecoder(
             options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now
         )
         self._threads = LoaderThreads(
-            jobs, "aiocuda-loader", self._at_once, None if payload else self._rows, decoder.decode
+            jobs, "aiocuda-loader", self.at_once, None if payload else self._rows, decoder.decode
         )
         self.decode: Callable[[BatchJob], object] = self._threads.decode
         self._reader = self._threads
@@ -181,11 +183,6 @@ class LoaderResources:
     # -- state ---------------------------------------------------------------------------------------------------
 
     @property
-    def at_once(self) -> int:
-        """The number of samples that are decoded at a time."""
-        return self._at_once
-
-    @property
     def restarts(self) -> int:
         """Processes that were started in place of lost ones."""
         return 0 if self._processes is None else self._processes.restarts
@@ -249,7 +246,7 @@ class LoaderResources:
         finally:
             self._threads.close()
             self._reader.close()
-            closing = [start_task(_close, stream) for stream in self._streams]
+            closing = [start_task(close_stream, stream) for stream in self._streams]
             self._streams = []
             await end_tasks(closing, self._device_resources.deadline.left())
             self.slots.drop_shared()
@@ -275,8 +272,3 @@ async def _ended(task: asyncio.Task[None]) -> None:
 async def _unlock(pin: contextlib.AbstractAsyncContextManager[PinnedBuffer]) -> None:
     with contextlib.suppress(ClosedError, DeviceFault):
         await pin.__aexit__(None, None, None)
-
-
-async def _close(stream: Stream) -> None:
-    with contextlib.suppress(DeviceFault):
-        await stream.aclose()

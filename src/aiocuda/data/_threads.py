@@ -15,7 +15,7 @@ from ..lowlevel import Jobs
 from ._fields import SampleDecoder
 from ._job import BatchJob, RowQueue
 
-__all__ = ["LoaderThreads", "ThreadDecoder"]
+__all__ = ["LoaderThreads", "ThreadDecoder", "ignore"]
 
 #: Seconds of one iteration of the loop for what threads have done.
 MOST_SECONDS = 1e-3
@@ -255,3 +255,7 @@ class _Call:
 
     def ended(self, call: _Call) -> None:
         self._finish(self.result, self.error)
+
+
+def ignore(result: object, error: BaseException | None) -> None:
+    """Do nothing at the end of a call: for the end of a source's iterator."""

@@ -27,7 +27,6 @@ from ..errors import (
     BusyError,
     CleanupWarning,
     ClosedError,
-    DeviceFault,
     DrainTimeoutWarning,
     InvalidArgumentError,
     InvalidTypeError,
@@ -38,8 +37,8 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
-from ._threads import LoaderThreads
-from ._upload import BatchUpload, parts_of
+from ._threads import LoaderThreads, ignore
+from ._upload import BatchUpload, close_stream, parts_of
 
 __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
 
@@ -561,7 +560,7 @@ class SourcePass(Owner):
             for upload in uploads:
                 upload.memory.free()
             streams, self._streams = self._streams, []
-            await end_tasks([start_task(_close, stream) for stream in streams], deadline.left())
+            await end_tasks([start_task(close_stream, stream) for stream in streams], deadline.left())
 
     async def _release(self, outcome: Outcome) -> None:
         """Do nothing: the drain has closed the streams."""
@@ -579,7 +578,7 @@ class SourcePass(Owner):
         elif self._threads is not None:
             try:
                 if await self._threads.settle(seconds):
-                    self._threads.start(self._reader.close, _ignore)
+                    self._threads.start(self._reader.close, ignore)
                     if self.state.is_ahead:
                         self._threads.start(self.state.set_back, self._is_set_back)
                         await self._threads.settle(resources_of(self._device).deadline.left())
@@ -598,13 +597,6 @@ class SourcePass(Owner):
             self._made_at.warn(
                 f"the source of to_device() was not set back to the last delivered batch: {error!r}", CleanupWarning
             )
-
-
-async def _close(stream: Stream) -> None:
-    try:
-        await stream.aclose()
-    except DeviceFault:
-        pass  # the consumer and every waiter have received it
 
 
 def _read(reader: StreamReader, state: SourceState) -> _Item:
@@ -651,7 +643,3 @@ def _is_finished(source: Any) -> bool:
     if inspect.isgenerator(source):
         return source.gi_frame is None
     return inspect.isasyncgen(source) and source.ag_frame is None
-
-
-def _ignore(result: object, error: BaseException | None) -> None:
-    """The iterator of the source has been closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,14 +15,14 @@ from .._base._arrays import as_dtype
 from .._base._user_code import call
 from ..completion import Operation
 from ..device import Device, Event
-from ..errors import ClosedError, InvalidTypeError, SkippedError
+from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..lowlevel import StreamOperation, pinned_block_of, queue_of, resources_of
 from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._batch import BatchMemory
 from ._fields import ALIGNMENT, Layout
 
-__all__ = ["BatchUpload", "HostSlot", "HostSlots", "collated", "parts_of"]
+__all__ = ["BatchUpload", "HostSlot", "HostSlots", "close_stream", "collated", "parts_of"]
 
 #: Slots whose memory is being page-locked at the same time. The driver does not lock two slots twice as fast, and the
 #: first of 16 was locked last.
@@ -348,3 +349,9 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+async def close_stream(stream: Stream) -> None:
+    """Close a stream of a loader. After a device fault, the consumer and every waiter have received it."""
+    with contextlib.suppress(DeviceFault):
+        await stream.aclose()

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from ..completion import INTERNAL, Instrument, Operation
 from ..device import Device
-from ..errors import InvalidTypeError
+from ..errors import AiocudaError, InvalidTypeError
 
-__all__ = ["DeviceListener"]
+__all__ = ["DeviceListener", "elapsed_ms"]
 
 
 class DeviceListener(Instrument, abc.ABC):
@@ -75,3 +75,11 @@ class DeviceListener(Instrument, abc.ABC):
     @abc.abstractmethod
     def _on_stopped(self) -> None:
         """Handle the end of the block, after the last operation."""
+
+
+def elapsed_ms(device: Device, start: int, end: int) -> float | None:
+    """Return the milliseconds between two timing events; None after a device fault, which every waiter gets."""
+    try:
+        return device.driver.event_elapsed_ms(start, end)
+    except AiocudaError:
+        return None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Final, Self
 
 import nvtx
@@ -64,25 +63,19 @@ class NvtxInstrument:
         self._attributes: dict[tuple[str, str], Any] = {}  # by kind and text
         self._ranges: dict[int, Any] = {}  # by operation id
         self._copies: dict[int, weakref.ref[Operation[Any]]] = {}  # copies with chunks, by id
-        self._listening: AbstractContextManager[None] | None = None
+        self._listening = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         domain = nvtx.get_domain("aiocuda") if nvtx.enabled() else None
         if getattr(domain, "handle", None) is None:  # no tool is attached
             return self
-        listening = self.device.listen(self)
-        listening.__enter__()
-        self._listening = listening
+        self._listening.enter_context(self.device.listen(self))
         with self._lock:
             self._domain = domain
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            listening.__exit__(None, None, None)
+    def __exit__(self, *exc: object) -> None:
+        self._listening.close()
         with self._lock:
             for number in list(self._ranges):
                 self._end(number)

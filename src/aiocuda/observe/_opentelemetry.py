@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from opentelemetry import context as otel_context
@@ -20,9 +19,9 @@ from .. import __version__
 from .._base._checks import flag
 from ..completion import INTERNAL, Operation, StartedBatch
 from ..device import Device
-from ..errors import AiocudaError, InvalidTypeError
+from ..errors import InvalidTypeError
 from ..lowlevel import StreamOperation
-from ._text import valid_text
+from ._listener import elapsed_ms
 
 __all__ = ["OpenTelemetryInstrument"]
 
@@ -86,23 +85,17 @@ class OpenTelemetryInstrument:
         self.timing = flag(timing, "timing")  #: see `Device.listen`
         self._provider = tracer_provider
         self._tracer: Tracer = trace.NoOpTracer()
-        self._listening: AbstractContextManager[None] | None = None
+        self._listening = contextlib.ExitStack()
         #: The time of the first chunk of each copy that has chunks.
         self._copies: weakref.WeakKeyDictionary[Operation[Any], int] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> Self:
-        listening = self.device.listen(self)
-        listening.__enter__()
-        self._listening = listening
+        self._listening.enter_context(self.device.listen(self))
         self._tracer = trace.get_tracer("aiocuda", __version__, self._provider)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            listening.__exit__(None, None, None)
+    def __exit__(self, *exc: object) -> None:
+        self._listening.close()
         self._copies.clear()
 
     def __repr__(self) -> str:
@@ -127,7 +120,7 @@ class OpenTelemetryInstrument:
         now = time.time_ns()
         device_ms = None
         if began is None:
-            device_ms = self._elapsed(start, end) if start else None
+            device_ms = elapsed_ms(self.device, start, end) if start else None
             began = now
             if own.submitted_at:  # otherwise no stream has accepted it
                 began -= int((self.device.driver.now() - own.submitted_at) * 1e9)
@@ -150,12 +143,6 @@ class OpenTelemetryInstrument:
         if operation.failure is not None:
             _record(span, operation.value)
         span.end(ended)
-
-    def _elapsed(self, start: int, end: int) -> float | None:
-        try:
-            return self.device.driver.event_elapsed_ms(start, end)
-        except AiocudaError:  # a device fault, which every waiter gets
-            return None
 
     def _attributes(self, operation: StreamOperation[Any]) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
@@ -233,3 +220,13 @@ def _record(span: Span, error: BaseException) -> None:
     }
     span.record_exception(error, attributes=texts)
     span.set_status(Status(StatusCode.ERROR, texts["exception.message"]))
+
+
+def valid_text(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a text, and "…" for more, as a text that can be encoded as UTF-8.
+
+    Surrogates without a partner are escaped: a label or the name of a file may have them.
+    """
+    if len(text) > most:
+        text = f"{text[:most]}…"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -13,12 +13,11 @@ from .._base._label import printable
 from .._base._statistics import DeviceStatistics
 from ..completion import KINDS, Operation
 from ..device import Device
-from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..lowlevel import resources_of
 from ..stream import Stream
 from ._drawing import COLOURS
-from ._listener import DeviceListener
-from ._percentiles import LogHistogram
+from ._listener import DeviceListener, elapsed_ms
 
 __all__ = ["LabelProfile", "OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 
@@ -341,7 +340,7 @@ class StreamProfiler(DeviceListener):
             self._chunks.clear()
 
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
-        time = self._elapsed(start, end) if start else 0.0 if operation.kind == "record" else None
+        time = elapsed_ms(self.device, start, end) if start else 0.0 if operation.kind == "record" else None
         with self._lock:
             if copy is not None:
                 if time is not None:
@@ -371,12 +370,6 @@ class StreamProfiler(DeviceListener):
             key = OTHERS
         count, total = self._labels.get(key, (0, 0.0))
         self._labels[key] = (count + 1, total + busy)
-
-    def _elapsed(self, start: int, end: int) -> float | None:
-        try:
-            return self.device.driver.event_elapsed_ms(start, end)
-        except AiocudaError:  # after a device fault, which every waiter gets
-            return None
 
     def record(self, name: str, seconds: float, *, stream: Stream | str | None = None) -> None:
         """Add an entry that the program has timed itself: work of another library, or of the host.
@@ -453,3 +446,55 @@ def _name_of(stream: Stream | str) -> str:
 def _profile(name: str, groups: dict[tuple[str, str], _Sums]) -> StreamProfile:
     operations = [sums.profile(name, kind) for (kind, name), sums in groups.items()]
     return StreamProfile(name, tuple(sorted(operations, key=lambda each: each.total_ms, reverse=True)))
+
+
+#: The largest relative error of a percentile.
+ACCURACY: Final = 0.01
+
+_GROWTH: Final = math.log((1 + ACCURACY) / (1 - ACCURACY))
+
+#: Times below this are counted as 0: they are shorter than the resolution of a timing event, half a microsecond.
+_LEAST_MS: Final = 1e-4
+
+#: Times above this are counted as this: 11 days.
+_MOST_MS: Final = 1e9
+
+
+class LogHistogram:
+    """Percentiles of any number of times in milliseconds, with a relative error of at most 1 %.
+
+    It counts the times in buckets whose bounds grow by 2 %: at most 1 500 buckets, whatever the times are. The
+    percentiles of two merged histograms are those of all their times together.
+    """
+
+    __slots__ = ("_counts", "_zeros")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._zeros = 0
+
+    def add(self, ms: float) -> None:
+        """Count a time."""
+        if ms < _LEAST_MS:
+            self._zeros += 1
+        else:
+            bucket = math.ceil(math.log(min(ms, _MOST_MS)) / _GROWTH)
+            self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    def merge(self, other: LogHistogram) -> None:
+        """Count all times of another histogram, too."""
+        self._zeros += other._zeros
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+
+    def percentile(self, share: float) -> float:
+        """Return the smallest time that at least this share of the times, above 0 and at most 1, does not exceed."""
+        count = self._zeros + sum(self._counts.values())
+        left = math.ceil(share * count) - self._zeros
+        if left <= 0:
+            return 0.0
+        for bucket in sorted(self._counts):
+            left -= self._counts[bucket]
+            if left <= 0:
+                return math.exp(bucket * _GROWTH) * (1 - ACCURACY)  # no time of the bucket differs by more than 1 %
+        raise AssertionError("the buckets have all times")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -15,7 +17,6 @@ from .._base._collections import COLLECTIONS
 from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
 from ._metrics import NESTED, TABLES, Metric, Reading, readings
-from ._on_loop import call_on_loop
 
 __all__ = ["PrometheusCollector", "Source"]
 
@@ -26,6 +27,8 @@ LOOP_TIMEOUT = 1.0
 SIZES = tuple(1 << power for power in range(11))
 
 Families: TypeAlias = dict[str, Family]
+
+T = TypeVar("T")
 
 _USE = "use a batcher, loader, pipeline, coordinator, pool, stream or cluster"
 
@@ -254,3 +257,47 @@ def _buckets(counts: Mapping[int, int]) -> list[tuple[str, float]]:
     """Return the cumulative counts of a histogram."""
     bounds = [(f"{bound}.0", sum(count for size, count in counts.items() if size <= bound)) for bound in SIZES]
     return [*bounds, ("+Inf", sum(counts.values()))]
+
+
+def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], timeout: float) -> tuple[T, float | None]:
+    """Call a function on a loop, and return its result and the seconds until the loop has begun it.
+
+    On the loop itself, and while the loop does not run, the function is called here; the seconds are None then.
+
+    Raises
+    ------
+    TimeoutError
+        The loop has not called the function within the time. It will not call it later.
+    Exception
+        The exception of the function.
+    """
+    if asyncio._get_running_loop() is loop or not loop.is_running():
+        return function(), None
+    answer: concurrent.futures.Future[tuple[T, float]] = concurrent.futures.Future()
+    began = time.monotonic()
+
+    def answer_here() -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        lag = time.monotonic() - began
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            answer.set_exception(error)
+        except BaseException:  # Ctrl-C leaves the loop
+            answer.set_exception(TimeoutError("the event loop was interrupted"))
+            raise
+        else:
+            answer.set_result((result, lag))
+
+    try:
+        loop.call_soon_threadsafe(answer_here)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        return function(), None
+    try:
+        return answer.result(timeout)
+    except concurrent.futures.TimeoutError:
+        answer.cancel()
+        raise

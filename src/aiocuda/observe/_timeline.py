@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, Self, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias, cast
 
 from .._base._clock import running_clock
 from ..completion import INTERNAL, EndedRequest, Operation, StartedBatch
@@ -18,8 +18,7 @@ from ._drawing import draw
 from ._listener import DeviceListener
 from ._loop_monitor import LoopMonitor
 from ._page import page_of
-from ._recording import HostSlice, Recording, TimelineSpan, WaitedCall
-from ._request_log import End, RequestLog
+from ._recording import Batch, HostSlice, Recording, Request, TimelineSpan, WaitedCall
 from ._trace import trace, trace_of
 
 __all__ = ["Timeline", "TimelineSpan", "trace"]
@@ -348,3 +347,65 @@ def _title(title: str | None) -> str | None:
     if title is not None and not isinstance(title, str):
         raise InvalidTypeError(f"a title is a string, not {title!r}")
     return title
+
+
+#: What `RequestLog.begin` returns: a function that is called when the batch has ended.
+End: TypeAlias = Callable[[Sequence[BaseException | None]], None]
+
+
+class RequestLog:
+    """Batches that began and ended, and requests that were submitted and ended, from `since` on.
+
+    The hooks give durations, because the loop's clock is not the driver's: `clock` is read in the hook, and the times
+    before it follow. uvloop counts milliseconds, so there these times are as coarse.
+
+    Parameters
+    ----------
+    clock
+        Returns the time of the driver's clock.
+    since
+        The time at which the recording begins.
+    """
+
+    def __init__(self, clock: Callable[[], float], since: float) -> None:
+        self._clock = clock
+        self._since = since
+        self._is_open = True
+        self._batches: list[Batch] = []
+        self._requests: list[Request] = []
+
+    def begin(self, batch: StartedBatch) -> End | None:
+        """Note the begin of a batch. Return the function for its end."""
+        if not self._is_open:
+            return None
+        began = self._clock()
+
+        def end(errors: Sequence[BaseException | None]) -> None:
+            if self._is_open:
+                failed = sum(error is not None for error in errors)
+                own = Batch(batch.batcher, batch.function, batch.number, began, self._clock(), batch.size, failed)
+                self._batches.append(own)
+
+        return end
+
+    def add(self, request: EndedRequest) -> None:
+        """Note a request that has its outcome."""
+        now = self._clock()
+        submitted = now - request.seconds
+        if not self._is_open or submitted < self._since:
+            return
+        began = None if request.waited_s is None else submitted + request.waited_s
+        self._requests.append(
+            Request(
+                request.batcher, request.function, request.number, submitted, began, now, request.outcome,
+                request.batch, request.label,
+            )
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Record nothing more. Any thread may call it."""
+        self._is_open = False
+
+    def record(self) -> tuple[tuple[Batch, ...], tuple[Request, ...]]:
+        """Return the batches and the requests so far. Any thread may call it."""
+        return tuple(self._batches), tuple(self._requests)

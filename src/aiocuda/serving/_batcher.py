@@ -23,7 +23,7 @@ from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
-from ..coordination._node import NodePriority
+from ..coordination._node import NodePriority, check_priority
 from ..device import Device
 from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTimeoutWarning
 from ..lowlevel import resources_of
@@ -31,7 +31,7 @@ from ._admission import Admission, BatchTimes
 from ._batch import Batch, BatchHooks, RunningBatch
 from ._deadlines import Deadlines
 from ._errors import OverloadedError
-from ._options import BatcherOptions, checked_rank
+from ._options import BatcherOptions
 from ._places import Place, Places
 from ._requests import Request, RequestQueue
 from ._results import Delivery, failures, is_failure
@@ -218,7 +218,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
         Cancelling the future withdraws the request.
         """
-        rank = checked_rank(priority)
+        rank = check_priority(priority)
         deadline = None if deadline_s is None else check_deadline(deadline_s)
         loop = self._check_accepts()
         options, queue = self._options, self._queue

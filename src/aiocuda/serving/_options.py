@@ -8,16 +8,13 @@ from typing import Any
 
 from .._base._checks import as_count, check_seconds, is_coroutine_function, is_function, several
 from .._base._user_code import call
-from ..coordination._node import PRIORITIES
 from ..device import Device
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["BatcherOptions", "checked_rank"]
+__all__ = ["BatcherOptions"]
 
 #: More batches at a time than this are a mistake: each has a stream.
 MAX_CONCURRENT = 1024
-
-_RANKS: dict[str, int] = {name: rank for rank, name in enumerate(PRIORITIES)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,14 +92,6 @@ class BatcherOptions:
         if self.buckets is None:
             return weight
         return next(bucket for bucket in self.buckets if bucket >= weight)
-
-
-def checked_rank(priority: Any) -> int:
-    """Return the rank of a priority; 0 is served first."""
-    rank = _RANKS.get(priority) if isinstance(priority, str) else None
-    if rank is None:
-        raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
-    return rank
 
 
 def _checked_buckets(buckets: Any, size: int) -> tuple[int, ...]:

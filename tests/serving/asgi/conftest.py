@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.serving.asgi import _freeze
+from aiocuda.serving.asgi import _lifespan
 
 try:
     import fastapi
@@ -21,4 +21,4 @@ else:
 def objects_of_other_tests_stay_unfrozen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lifespan would visit all objects of the test process each time."""
     if "freezes" not in request.fixturenames:
-        monkeypatch.setattr(_freeze, "FROZEN_BY_PROGRAM", 0)
+        monkeypatch.setattr(_lifespan, "FROZEN_BY_PROGRAM", 0)

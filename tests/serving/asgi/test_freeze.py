@@ -21,11 +21,11 @@ import pytest
 import aiocuda
 from aiocuda import InvalidTypeError, PerformanceWarning
 from aiocuda._base._collections import COLLECTIONS
-from aiocuda.serving.asgi import _freeze, lifespan
+from aiocuda.serving.asgi import _lifespan, lifespan
 from tests.helpers import turns, until
 from tests.serving.asgi.server import Server, running, serving
 
-FROZEN = _freeze.FROZEN_BY_PROGRAM
+FROZEN = _lifespan.FROZEN_BY_PROGRAM
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ async def test_freezing_can_be_refused(freezes: None, monkeypatch: pytest.Monkey
 
 
 def delay(phase: str, info: dict[str, int]) -> None:
-    """Let a collection take longer than `_freeze.LONG`."""
+    """Let a collection take longer than `_lifespan.LONG`."""
     if phase == "start":
-        time.sleep(2 * _freeze.LONG)  # noqa: TID251 - it stands for many objects
+        time.sleep(2 * _lifespan.LONG)  # noqa: TID251 - it stands for many objects
 
 
 async def warnings_of(setup: Any, collections: int, **options: Any) -> list[str]:

@@ -57,14 +57,15 @@ class DaskEngine:
     def __init__(self, client: distributed.Client) -> None:
         _check_client(client)
         self._client = client
-        self._listeners: list[LostListener] = []
+        self._lost: LostListener
         self.places: list[_Place] = []  #: of the replicas
         self._others: list[_Place] = []  # of replicas of other clusters, when this one was opened
         self._last: dict[int, str] = {}  # the directory of the last worker of a replica
         self._replicas: dict[int, DaskReplica] = {}
 
-    async def start(self, replicas: int) -> None:
+    async def start(self, replicas: int, lost: LostListener) -> None:
         """Choose a worker for each replica."""
+        self._lost = lost
         workers, self._others = await _checked_workers(self._client, replicas)
         self.opened.add(self)  # without an await after the check
         for worker in workers:
@@ -76,7 +77,7 @@ class DaskEngine:
         try:
             async with asyncio.timeout(START_SECONDS):
                 worker, process = await self._find(replica, epoch)
-                lost = functools.partial(self._report, replica, epoch)
+                lost = functools.partial(self._lost, replica, epoch)
                 spawned = self._replicas[replica] = DaskReplica(self._client, info, worker, process, lost)
                 self._last[replica] = worker.directory
                 await spawned.start(self.places[replica].gpu)
@@ -116,10 +117,6 @@ class DaskEngine:
                 return worker, process
             await asyncio.sleep(PAUSE)
 
-    def _report(self, replica: int, epoch: int, reason: str) -> None:
-        for listener in self._listeners:
-            listener(replica, epoch, reason)
-
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         """Send a request to a replica, and return the future of its reply."""
         spawned = self._replicas.get(replica)
@@ -128,10 +125,6 @@ class DaskEngine:
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         """Send a request to all replicas that have an actor."""
         return [replica.call(request) for replica in self._replicas.values() if replica.has_actor]
-
-    def on_lost(self, listener: LostListener) -> None:
-        """Call a function when the worker of a replica has ended by itself."""
-        self._listeners.append(listener)
 
     async def close(self, replica: int | None = None) -> None:
         """Kill the worker of one replica; without an argument, release all. Their workers go on.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from ..._base._advice import advise, is_advice_wanted
 from ..._base._checks import check_integer, flag, is_coroutine_function, is_function
+from ..._base._collections import COLLECTIONS, Collection
 from ..._base._types import SourceLine
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._fault_exit import FaultExit
-from ._freeze import advised, frozen
 
 __all__ = ["lifespan"]
 
@@ -109,3 +112,59 @@ def _opened(setup: Callable[[A], AbstractAsyncContextManager[S]], app: A) -> Abs
     if not hasattr(type(manager), "__aenter__"):
         raise InvalidTypeError(f"setup returned {manager!r}, and not an async context manager: {_CURE}")
     return manager
+
+
+#: With so many frozen objects, the program has frozen some. Python 3.12 starts with 375.
+FROZEN_BY_PROGRAM: Final = 1000
+
+#: Seconds of a collection that are worth a warning.
+LONG: Final = 0.02
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Collect garbage, and keep all objects that are left out of collections in the block.
+
+    It does nothing if the program has frozen objects, or has disabled the collector.
+    """
+    if gc.get_freeze_count() >= FROZEN_BY_PROGRAM or not gc.isenabled():
+        yield
+        return
+    COLLECTIONS.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def advised(line: SourceLine) -> Iterator[None]:
+    """Warn about the first long collection in the block, once for each line of the program."""
+    if not is_advice_wanted():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def observe(collection: Collection) -> None:
+        """Called by the collector, in any thread and at any line: the loop warns."""
+        if collection.seconds >= LONG and not collection.intended and observe in COLLECTIONS.observers:
+            COLLECTIONS.observers.remove(observe)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(_advise, line, collection)
+
+    COLLECTIONS.observers.append(observe)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # it has removed itself
+            COLLECTIONS.observers.remove(observe)
+
+
+def _advise(line: SourceLine, collection: Collection) -> None:
+    advise(
+        "garbage collections",
+        line,
+        f"{collection}: meanwhile no request was served. Let lifespan() freeze the objects of the start, freeze=True, "
+        "or call gc.collect() and gc.freeze() when everything is loaded",
+    )

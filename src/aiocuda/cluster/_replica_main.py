@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import pickle
@@ -11,14 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..._processes._message_socket import MessageSocket
-from ..._processes._messages import Pipe
-from ..._processes._parent import InheritedFile, Start, end_with_parent, own_end
-from ...lowlevel import has_gpu
-from .._engine import VISIBLE
-from .._messages import Packet
-from .._served_object import ReplicaInfo
-from .._server import ReplicaServer
+from .._base._wakeups import wake_future
+from .._processes._message_socket import MessageSocket
+from .._processes._messages import Pipe
+from .._processes._parent import InheritedFile, Start, end_with_parent, own_end
+from ..lowlevel import has_gpu
+from ._engine import VISIBLE
+from ._messages import Packet
+from ._served_object import ReplicaInfo
+from ._server import ReplicaServer
 
 __all__ = ["IGNORED", "ReplicaSetup", "main", "packet_of", "send_packet"]
 
@@ -70,10 +72,6 @@ async def _serve(info: ReplicaInfo, control: Pipe, calls: Pipe) -> None:
     ended: asyncio.Future[None] = loop.create_future()
     server = ReplicaServer(info, pickle.dumps)
 
-    def lost() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
     def connected(pipe: Pipe) -> MessageSocket:
         def received(value: Any, rest: memoryview) -> None:
             number, packet = packet_of(value, rest)
@@ -84,7 +82,7 @@ async def _serve(info: ReplicaInfo, control: Pipe, calls: Pipe) -> None:
 
             server.submit(packet).add_done_callback(reply)
 
-        socket = MessageSocket(loop, pipe, received, lost)
+        socket = MessageSocket(loop, pipe, received, functools.partial(wake_future, ended))
         return socket
 
     with Start(control) as start:

@@ -18,15 +18,15 @@ from typing import Any
 
 import anyio
 
-from ..._base._off_loop import off_loop
-from ..._base._tasks import start_task
-from ..._processes._child import END_SECONDS, Child
-from ..._processes._failures import Failure
-from ...errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
-from .._engine import VISIBLE, LostListener, unanswered
-from .._messages import Create, Packet, Pickler, Run, exception_of
-from .._served_object import ReplicaInfo
+from .._base._off_loop import off_loop
+from .._base._tasks import start_task
+from .._processes._child import END_SECONDS, Child
+from .._processes._failures import Failure
+from ..errors import InvalidArgumentError, ReplicaLostError, UnsupportedError
+from ._engine import VISIBLE, LostListener, unanswered
+from ._messages import Create, Packet, Pickler, Run, exception_of
 from ._replica_main import IGNORED, ReplicaSetup, main, packet_of, send_packet
+from ._served_object import ReplicaInfo
 
 __all__ = ["LocalEngine", "ReplicaProcess"]
 
@@ -155,7 +155,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._processes: dict[int, ReplicaProcess] = {}
-        self._listeners: list[LostListener] = []
+        self._lost: LostListener
         self._gpus: list[str] = []
         self._have_gpu: dict[int, bool] = {}
         self._launcher = ThreadPoolExecutor(1, "aiocuda-cluster")
@@ -163,11 +163,11 @@ class LocalEngine:
         # Not the method itself: it would keep the processes of a cluster that is not closed until the interpreter ends.
         self._at_exit = functools.partial(_call, weakref.WeakMethod(self._kill_all))
 
-    async def start(self, replicas: int) -> None:
+    async def start(self, replicas: int, lost: LostListener) -> None:
         """Choose the GPUs of the replicas."""
         if sys.platform == "win32":
             raise UnsupportedError("the engine 'local' needs Linux or macOS: processes inherit socket pairs")
-        self._gpus = _gpus_of(replicas)
+        self._gpus, self._lost = _gpus_of(replicas), lost
         atexit.register(self._at_exit)
 
     async def spawn(self, replica: int, epoch: int) -> None:
@@ -175,14 +175,10 @@ class LocalEngine:
         info = ReplicaInfo(replica, len(self._gpus), epoch)
         process = self._processes[replica] = ReplicaProcess(info, self._gpus[replica])
         await asyncio.get_running_loop().run_in_executor(self._launcher, process.start)
-        has_gpu = await process.open(functools.partial(self._report, replica, epoch))
+        has_gpu = await process.open(functools.partial(self._lost, replica, epoch))
         if epoch == 1 and has_gpu is not None:
             self._have_gpu[replica] = has_gpu
             _check_same(self._have_gpu)
-
-    def _report(self, replica: int, epoch: int, reason: str) -> None:
-        for listener in self._listeners:
-            listener(replica, epoch, reason)
 
     def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
         """Send a request to a replica, and return the future of its reply."""
@@ -192,10 +188,6 @@ class LocalEngine:
     def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
         """Send a request to all replicas that have a process."""
         return [process.call(request) for process in self._processes.values()]
-
-    def on_lost(self, listener: LostListener) -> None:
-        """Call a function when the process of a replica has ended by itself."""
-        self._listeners.append(listener)
 
     async def close(self, replica: int | None = None) -> None:
         """Kill the process of one replica; without an argument, end all processes. Wait until they have ended."""

@@ -1,8 +1,0 @@
-"""``aiocuda bench``: measures this machine, beside the published figures."""
-
-from __future__ import annotations
-
-from ._report import BenchReport, BenchRow, bench
-from ._screen import BenchTable
-
-__all__ = ["BenchReport", "BenchRow", "BenchTable", "bench"]
