@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,29 @@ class Adds:
     def __call__(self, sample: Any, out: Any) -> None:
         out["x"][...] = 0
         out["y"][...] = sample + self.number
+
+
+class Weights:
+    """A sampler that draws with replacement. Each epoch has its own draws."""
+
+    def __init__(self, length: int, count: int, seed: int = 0) -> None:
+        self.length, self.count, self.seed, self.epoch = length, count, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.random.default_rng([self.seed, self.epoch]).integers(0, self.length, self.count).tolist()
+
+
+def augments(sample: Any, out: Any, *, rng: np.random.Generator, epoch: int) -> None:
+    """Write a random number that belongs to the sample's position, and the epoch."""
+    out["x"][...] = rng.random(dtype=np.float32)
+    out["y"][...] = 1000 * epoch + sample
+
+
+def augmented(sample: Any, rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": np.full((2, 3), rng.random(dtype=np.float32)), "y": sample}

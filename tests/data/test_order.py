@@ -197,7 +197,7 @@ def test_another_world_size_goes_on_at_the_position(
 
 def options(length: int, batch_size: int, shuffle: Shuffle | None) -> LoaderOptions:
     return LoaderOptions.checked(
-        range(length), None, None, None, shuffle, (0, 1), batch_size=batch_size, drop_last=False, workers=0,
+        range(length), None, None, None, shuffle, None, (0, 1), batch_size=batch_size, drop_last=False, workers=0,
         executor="thread", ordered=False, prefetch=1, on_error="raise", timeout=None, restarts=0,
     )  # fmt: skip
 
@@ -222,7 +222,7 @@ def test_the_batches_that_were_not_delivered_come_after_a_resume(
 ) -> None:
     chosen = options(length, batch_size, shuffle)
     progress = Progress(chosen)
-    order, left_out = progress.begin(None)
+    order, left_out = progress.begin(progress.coming(None)[0])
     assert not left_out
     planned = plans(length, order)
     done = [number for number in delivered if number in planned][:count]
@@ -230,7 +230,7 @@ def test_the_batches_that_were_not_delivered_come_after_a_resume(
         progress.delivered(number, planned[number].end)
     resumed = Progress(chosen)
     resumed.load(LoaderState.of(json.loads(json.dumps(progress.state().to_dict()))))
-    order, left_out = resumed.begin(None)
+    order, left_out = resumed.begin(resumed.coming(None)[0])
     rest = {number: plan for number, plan in plans(length, order).items() if number not in left_out}
     assert rest == {number: plan for number, plan in planned.items() if number not in done}
 

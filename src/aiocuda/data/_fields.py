@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,31 +94,62 @@ class SampleDecoder:
         sample on as it is.
     checks
         True if `write` looks for fields that ``decode`` does not write.
+    keywords
+        Those of ``rng`` and ``epoch`` that ``decode`` takes.
+    seed
+        Of ``rng``.
     """
 
-    __slots__ = ("checks", "decode", "source")
+    __slots__ = ("checks", "decode", "keywords", "seed", "source")
 
-    def __init__(self, source: Any, decode: Callable[..., Any] | None, *, checks: bool = False) -> None:
+    def __init__(
+        self,
+        source: Any,
+        decode: Callable[..., Any] | None,
+        *,
+        checks: bool = False,
+        keywords: tuple[str, ...] = (),
+        seed: int = 0,
+    ) -> None:
         self.source = source
         self.decode = decode
         self.checks = checks and decode is not None
+        self.keywords = keywords
+        self.seed = seed
 
-    def write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
-        """Write a sample into views of its fields."""
+    def write(
+        self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int = 0, position: int = 0
+    ) -> None:
+        """Write a sample into views of its fields. ``position`` is its place in the order of all ranks."""
         if self.checks:
-            self._write_checked(index, sample, out)
+            self._write_checked(index, sample, out, epoch, position)
         else:
-            self._write(index, sample, out)
+            self._write(index, sample, out, epoch, position)
 
-    def _write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+    def _write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int, position: int) -> None:
         if self.source is not None:
             sample = self.source[index]
         if self.decode is None:
             _copy_sample(sample, out)
+        elif self.keywords:
+            self.decode(sample, out, **self._values(epoch, position))
         else:
             self.decode(sample, out)
 
-    def _write_checked(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+    def _values(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the keywords of ``decode``."""
+        values: dict[str, Any] = {}
+        if "epoch" in self.keywords:
+            values["epoch"] = epoch
+        if "rng" in self.keywords:
+            # Not `default_rng`: NumPy may change its bit generator. A hash, since a seed may be negative.
+            key = blake2b(f"aiocuda sample {self.seed} {epoch} {position}".encode(), digest_size=16).digest()
+            values["rng"] = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+        return values
+
+    def _write_checked(
+        self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int, position: int
+    ) -> None:
         """Write a sample over a pattern; if some of it is left, again over another one: a value may be the pattern.
 
         Raises
@@ -129,7 +161,7 @@ class SampleDecoder:
         for pattern in PATTERNS:
             for view in out.values():
                 _bytes_of(view)[...] = pattern
-            self._write(index, sample, out)
+            self._write(index, sample, out, epoch, position)
             masks = {name: (_bytes_of(out[name]) == pattern) & before for name, before in kept.items()}
             kept = {name: mask for name, mask in masks.items() if _has_run(mask, out[name])}
             if not kept:
@@ -140,10 +172,13 @@ class SampleDecoder:
             f"sample there; write each field, such as out[{next(iter(kept))!r}][...] = 0"
         )
 
-    def result(self, index: int, sample: Any) -> Any:
+    def result(self, index: int, sample: Any, epoch: int = 0, position: int = 0) -> Any:
         """Return a decoded sample: the arrays that `collate` stacks."""
         if self.source is not None:
             sample = self.source[index]
+        if self.keywords:
+            assert self.decode is not None
+            return self.decode(sample, **self._values(epoch, position))
         return sample if self.decode is None else self.decode(sample)
 
 

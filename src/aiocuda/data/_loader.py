@@ -30,7 +30,7 @@ from ._epoch import EpochRun
 from ._options import Executor, LoaderOptions, OnError
 from ._resources import LoaderResources
 from ._sharing import Payload
-from ._sources import MapSource, Positions, Shuffle
+from ._sources import MapSource, Order, Positions, Shuffle
 from ._state import LoaderState, Progress, merged
 from ._statistics import LoaderMeter, LoaderStats
 
@@ -61,7 +61,10 @@ class DataLoader(Owner):
     fields
         By name, the shape and the dtype of one sample: ``{"image": ((3, 224, 224), np.uint8), "label": ((), "i8")}``.
     decode
-        A plain function, for worker threads or processes. None takes samples as they are.
+        A plain function, for worker threads or processes. None takes samples as they are. If it names the keyword
+        ``rng``, it gets a `numpy.random.Generator`. The seed of ``shuffle``, or 0, the epoch and the sample's position
+        in the order of all ranks determine its values: they are the same in threads, in processes and after a resume,
+        and a sample that is drawn twice gets two of them. With the keyword ``epoch`` it gets the epoch's number.
     batch_size
         Samples in a batch. The last batch, and batches with skipped samples, are shorter.
     drop_last
@@ -79,6 +82,11 @@ class DataLoader(Owner):
         False delivers each batch as soon as it is ready. A state then names the batches that came ahead of the others.
     shuffle
         The order of the samples, a `Shuffle`. None is the order of the source.
+    sampler
+        An iterable of the indices of an epoch, in the order of all ranks, in place of ``shuffle``: by weights, or by
+        length. An index may come again or be left out. A thread iterates it at the start of each epoch, after
+        ``set_epoch(n)`` if it has that. Every rank has the same sampler with the same seed, and `shard` takes the
+        rank's samples. A resumed epoch iterates it again, and the indices before the position must be the same.
     shard
         (rank, world size): this loader delivers every ``world size``-th sample, from sample ``rank`` on. Every rank
         gets the same number of samples; without ``drop_last``, samples of the start are repeated for that.
@@ -112,7 +120,7 @@ class DataLoader(Owner):
         collate_fn="use collate=; or fields= and decode(sample, out), which need no copy",
         prefetch_factor="use prefetch=, the number of batches in all",
         persistent_workers="leave it out, because workers live as long as the loader is open",
-        sampler="use shuffle=Shuffle(seed=0) and shard=(rank, world_size)",
+        batch_sampler="use sampler=, which gives the indices of single samples, and batch_size=",
         generator="use shuffle=Shuffle(seed=0)",
         worker_init_fn="open files and set seeds when the source is first used",
     )
@@ -130,6 +138,7 @@ class DataLoader(Owner):
         executor: Executor = "thread",
         ordered: bool = True,
         shuffle: Shuffle | None = None,
+        sampler: Iterable[int] | None = None,
         shard: tuple[int, int] = (0, 1),
         prefetch: int = 3,
         on_error: OnError = "raise",
@@ -139,7 +148,7 @@ class DataLoader(Owner):
         resources_of(device)  # refuses what is no device
         self.device = device
         self._options = options = LoaderOptions.checked(
-            source, fields, decode, collate, shuffle, shard, batch_size=batch_size, drop_last=drop_last,
+            source, fields, decode, collate, shuffle, sampler, shard, batch_size=batch_size, drop_last=drop_last,
             workers=workers, executor=executor, ordered=ordered, prefetch=prefetch, on_error=on_error, timeout=timeout,
             restarts=restarts,
         )  # fmt: skip
@@ -184,13 +193,15 @@ class DataLoader(Owner):
         Raises
         ------
         InvalidTypeError
-            The source has no length.
+            The source has no length, or its sampler has none.
         """
-        if self._options.length is None:
+        samples = self._options.epoch_samples
+        if samples is None:
             raise InvalidTypeError(
-                "the source of this loader has no length, so the number of batches is known at the end only"
+                "the source or the sampler of this loader has no length, so the number of batches is known at the end "
+                "only"
             )
-        return len(Positions(self._options.length, self._options.order(0)))
+        return len(Positions(samples, self._options.order(0)))
 
     def __bool__(self) -> bool:
         return True  # also without batches: it is a loader, and no container
@@ -210,7 +221,9 @@ class DataLoader(Owner):
                 batches.check_new()
                 await self._end_run(resources)
                 await self._check_open().renew_source()
-                self._begin(batches, self._check_open())
+                number, start = self._progress.coming(batches.number)
+                sampled = await self._check_open().read_sampler(number, start)
+                self._begin(batches, self._check_open(), *self._progress.begin(number, sampled))
             run = self._run
             assert run is not None
             try:
@@ -237,9 +250,8 @@ class DataLoader(Owner):
         finally:
             self._requesting = False
 
-    def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
+    def _begin(self, batches: EpochBatches, resources: LoaderResources, order: Order, ahead: frozenset[int]) -> None:
         batches.begin()
-        order, ahead = self._progress.begin(batches.number)
         self._run = EpochRun(resources, self._scope, order, ahead)
         self._batches = batches
         self._meter.begin()
@@ -316,7 +328,8 @@ class DataLoader(Owner):
             No batch has been delivered yet.
         """
         options = self._options
-        samples = self._meter.epoch_samples if options.length is None else -(-options.length // options.shard[1])
+        samples = options.epoch_samples
+        samples = self._meter.epoch_samples if samples is None else -(-samples // options.shard[1])
         return advise(self.statistics(), options.batch_size, options.prefetch, samples)
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +15,7 @@ from .._base._checks import as_count, check_timeout, flag, is_coroutine_function
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..pipeline._stage import OnError, check_on_error
 from ._fields import Layout, SampleDecoder
+from ._sampler import SampledOrder, check_sampler
 from ._sources import Order, Shuffle, SourceKind, kind_of, length_of
 
 __all__ = ["Executor", "LoaderOptions", "OnError"]
@@ -31,6 +34,8 @@ class LoaderOptions:
     ----------
     kind, length
         Of the source: how it is read, and its number of samples; None if unknown.
+    keywords
+        Those that ``decode`` takes, of ``rng`` and ``epoch``.
     layout
         Of the memory of a batch; None without ``fields``.
 
@@ -42,6 +47,7 @@ class LoaderOptions:
     length: int | None
     layout: Layout | None
     decode: Callable[..., Any] | None
+    keywords: tuple[str, ...]
     collate: Callable[[list[Any]], Any] | None
     batch_size: int
     drop_last: bool
@@ -49,6 +55,7 @@ class LoaderOptions:
     executor: Executor
     ordered: bool
     shuffle: Shuffle | None
+    sampler: Iterable[Any] | None
     shard: tuple[int, int]
     prefetch: int
     on_error: OnError
@@ -63,6 +70,7 @@ class LoaderOptions:
         decode: Any,
         collate: Any,
         shuffle: Any,
+        sampler: Any,
         shard: Any,
         **options: Any,
     ) -> LoaderOptions:
@@ -85,12 +93,16 @@ class LoaderOptions:
         prefetch = as_count(options["prefetch"], "prefetch", 1)
         if prefetch > MAX_PREFETCH:
             raise InvalidArgumentError(f"prefetch is at most {MAX_PREFETCH} batches, not {prefetch}", prefetch=prefetch)
+        shard = _checked_shard(shard)
+        if sampler is not None:
+            _check_order(sampler, shuffle, kind, shard[1])
         return cls(
             source=source,
             kind=kind,
             length=length_of(source),
             layout=layout,
             decode=decode,
+            keywords=_keywords_of(decode, 1 if layout is None else 2),
             collate=collate,
             batch_size=batch_size,
             drop_last=flag(options["drop_last"], "drop_last"),
@@ -98,7 +110,8 @@ class LoaderOptions:
             executor=executor,
             ordered=flag(options["ordered"], "ordered"),
             shuffle=_checked_shuffle(shuffle, kind),
-            shard=_checked_shard(shard),
+            sampler=sampler,
+            shard=shard,
             prefetch=prefetch,
             on_error=check_on_error(options["on_error"]),
             timeout=check_timeout(options["timeout"]),
@@ -110,16 +123,23 @@ class LoaderOptions:
 
         With ``checks`` it looks for fields that ``decode`` does not write.
         """
-        return SampleDecoder(self.source if self.kind == "map" else None, self.decode, checks=checks)
+        source = self.source if self.kind == "map" else None
+        seed = 0 if self.shuffle is None else self.shuffle.seed
+        return SampleDecoder(source, self.decode, checks=checks, keywords=self.keywords, seed=seed)
 
     @property
     def samples(self) -> int | None:
         """The number of samples of a source with indices; None for a stream."""
         return self.length if self.kind == "map" else None
 
-    def order(self, epoch: int, start: int = 0, first: int = 0) -> Order:
+    @property
+    def epoch_samples(self) -> int | None:
+        """The number of samples of an epoch, of all ranks together; None if unknown."""
+        return self.length if self.sampler is None else length_of(self.sampler)
+
+    def order(self, epoch: int, start: int = 0, first: int = 0, sampled: SampledOrder | None = None) -> Order:
         """Return the order of an epoch, from a global position and the number of the batch there."""
-        return Order(self.batch_size, self.drop_last, self.shard, self.shuffle, epoch, start, first)
+        return Order(self.batch_size, self.drop_last, self.shard, self.shuffle, epoch, start, first, sampled)
 
 
 def _fields(fields: Any) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -148,6 +168,32 @@ def _check_function(name: str, function: Any) -> None:
             f"{name} runs on a worker thread or in a worker process, which await nothing: pass a plain function, or "
             "use a Pipeline with Stage(…, concurrency=…) for coroutines"
         )
+
+
+def _keywords_of(decode: Any, positional: int) -> tuple[str, ...]:
+    """Return the keywords of `SampleDecoder.keywords` that a function names, behind its positional arguments."""
+    if decode is None:
+        return ()
+    try:
+        parameters = list(inspect.signature(decode).parameters.values())[positional:]
+    except (TypeError, ValueError):  # a function in C without a signature
+        return ()
+    bound = decode.keywords if isinstance(decode, functools.partial) else {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {each.name for each in parameters if each.kind in kinds and each.name not in bound}
+    return tuple(sorted(named & {"rng", "epoch"}))
+
+
+def _check_order(sampler: Any, shuffle: Any, kind: SourceKind, world: int) -> None:
+    """Raise unless a sampler may give the order of a source of this kind."""
+    if kind != "map":
+        raise InvalidArgumentError(
+            "sampler= gives the indices of samples, and this source has none: give it __len__ and __getitem__, or use "
+            "shuffle=Shuffle(seed=0, window=1000)"
+        )
+    if shuffle is not None:
+        raise InvalidArgumentError("sampler= and shuffle= both give the order of the samples: leave one out")
+    check_sampler(sampler, world)
 
 
 def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:

@@ -284,10 +284,11 @@ class ProcessDecoders:
         job, rows = place.job, place.rows
         assert job is not None
         assert place.worker is not None
-        own = tuple(job.plan.indices[row] for row in rows)
+        plan = job.plan
+        indices, places = tuple(plan.indices[row] for row in rows), tuple(plan.positions[row] for row in rows)
         renewed = None if place.renewed is self._renewed else self._renewed
         place.renewed = self._renewed
-        place.worker.ask(Request(job.slot.number, tuple(rows), own, samples, renewed), buffers)
+        place.worker.ask(Request(job.slot.number, tuple(rows), indices, plan.epoch, places, samples, renewed), buffers)
         if self._timeout is not None:
             place.start_timer(self._timeout, self._expire)
 

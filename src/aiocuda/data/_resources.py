@@ -17,6 +17,7 @@ from ..stream import Stream
 from ._job import BatchJob, RowQueue
 from ._options import LoaderOptions
 from ._processes import ProcessDecoders
+from ._sampler import SampledOrder
 from ._sharing import Payload, SharedFile, SharedSlots
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
@@ -148,6 +149,13 @@ class LoaderResources:
         if present is not None and present != payload.known:
             payload.known = present
             processes.renew(present)
+
+    async def read_sampler(self, epoch: int, position: int) -> SampledOrder | None:
+        """Return the order that the sampler gives for an epoch, to be begun at a position; None without a sampler."""
+        sampler, length = self.options.sampler, self.options.length
+        if sampler is None or length is None:
+            return None
+        return await self._reactor.jobs.run(lambda: SampledOrder.read(sampler, epoch, length, position))
 
     # -- work on threads and in processes ------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from .._base._checks import check_integer
 from .._base._scope import Scope
 from .._base._user_code import add_note, call, failure_of
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ._sampler import SampledOrder
 
 __all__ = [
     "AsyncReader", "BatchPlan", "IndexFeed", "MapSource", "Order", "Permutation", "Positions", "Shuffle", "SourceKind",
@@ -60,6 +61,9 @@ class BatchPlan(NamedTuple):
         How many of the samples repeat samples of the start of the epoch.
     end
         The global position after the batch.
+    epoch
+    positions
+        The position of each sample in the global order of the epoch.
     """
 
     number: int
@@ -67,6 +71,8 @@ class BatchPlan(NamedTuple):
     samples: list[Any] | None
     padded: int
     end: int
+    epoch: int
+    positions: tuple[int, ...]
 
 
 def kind_of(source: Any) -> SourceKind:
@@ -222,6 +228,7 @@ class Order(NamedTuple):
     epoch: int
     start: int  #: the global position of the first batch
     first: int  #: the number of the first batch
+    sampled: SampledOrder | None = None  #: the indices of a sampler
 
 
 class Step(NamedTuple):
@@ -277,12 +284,18 @@ class IndexFeed:
     """The batches of a source with ``__len__`` and ``__getitem__``."""
 
     def __init__(self, length: int, order: Order) -> None:
+        self._epoch = order.epoch
+        self._permutation: Permutation | SampledOrder | None = order.sampled
+        if order.sampled is not None:
+            length = len(order.sampled)
+        elif order.shuffle is not None:
+            self._permutation = Permutation(length, order.shuffle, order.epoch)
         self._positions = Positions(length, order)
         self._batches = len(self._positions)
-        self._permutation = None if order.shuffle is None else Permutation(length, order.shuffle, order.epoch)
         self._block = max(1, BLOCK // order.batch_size) * order.batch_size
         self._next = 0
         self._indices: list[int] = []  # of the samples from `_begin` on
+        self._places: list[int] = []  # their positions
         self._begin = 0
 
     def next_plan(self) -> BatchPlan | None:
@@ -293,10 +306,14 @@ class IndexFeed:
         self._next += 1
         if step.end > self._begin + len(self._indices):
             samples = self._positions.samples(step.begin, self._block)
-            self._indices = (samples if self._permutation is None else self._permutation.indices(samples)).tolist()
+            self._indices = self._places = samples.tolist()
+            if self._permutation is not None:
+                self._indices = self._permutation.indices(samples).tolist()
             self._begin = step.begin
-        own = tuple(self._indices[step.begin - self._begin : step.end - self._begin])
-        return BatchPlan(step.number, own, None, step.padded, step.position)
+        own = slice(step.begin - self._begin, step.end - self._begin)
+        indices = tuple(self._indices[own])
+        places = indices if self._permutation is None else tuple(self._places[own])
+        return BatchPlan(step.number, indices, None, step.padded, step.position, self._epoch, places)
 
 
 class _StreamBatches:
@@ -310,8 +327,10 @@ class _StreamBatches:
         if shuffle is not None and shuffle.window is not None:
             self._window = WindowShuffle(shuffle.window, shuffle, order.epoch)
         self._position = 0  # of the next sample, in the global order
-        self._head: list[tuple[int, Any]] = []  # the first samples, which ranks may repeat at the end
-        self._own: list[tuple[int, Any]] = []  # of the next batch
+        # Samples with their positions and indices: the first ones, which ranks may repeat at the end, and those of the
+        # next batch.
+        self._head: list[tuple[int, int, Any]] = []
+        self._own: list[tuple[int, int, Any]] = []
         self._number = order.first
         self._begin = order.start  # position of the next batch, which has one part for each rank
 
@@ -333,11 +352,12 @@ class _StreamBatches:
         return plans
 
     def _place(self, entry: tuple[int, Any]) -> list[BatchPlan]:
+        placed = (self._position, *entry)
         if len(self._head) < self._world - 1:  # one for each rank that may lack a sample at the end
-            self._head.append(entry)
+            self._head.append(placed)
         at = self._position - self._begin
         if at >= 0 and at % self._world == self._rank:
-            self._own.append(entry)
+            self._own.append(placed)
         self._position += 1
         if at + 1 == self._order.batch_size * self._world:
             return [self._plan(0)]
@@ -347,7 +367,8 @@ class _StreamBatches:
         own, self._own = self._own, []
         number, self._number = self._number, self._number + 1
         self._begin = self._position
-        return BatchPlan(number, tuple(index for index, _ in own), [each for _, each in own], padded, self._position)
+        places, indices, samples = zip(*own, strict=True)
+        return BatchPlan(number, indices, list(samples), padded, self._position, self._order.epoch, places)
 
 
 class StreamReader:

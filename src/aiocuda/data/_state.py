@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._options import LoaderOptions
+from ._sampler import EMPTY_DIGEST, SampledOrder
 from ._sources import Order, Shuffle
 
 __all__ = ["LoaderState", "Progress", "merged"]
@@ -33,6 +34,8 @@ class LoaderState:
         The number of samples of the source; None for a stream.
     shuffle
         (seed, window) of the order; None without one.
+    sampler
+        The digest of the indices of a sampler before the position; None without one.
     """
 
     epoch: int = 0
@@ -41,10 +44,11 @@ class LoaderState:
     ahead: tuple[int, ...] = ()
     samples: int | None = None
     shuffle: tuple[int, int | None] | None = None
+    sampler: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary for `json.dumps`."""
-        return {
+        found = {
             "version": _VERSION,
             "epoch": self.epoch,
             "position": self.position,
@@ -53,6 +57,7 @@ class LoaderState:
             "samples": self.samples,
             "shuffle": None if self.shuffle is None else list(self.shuffle),
         }
+        return found if self.sampler is None else {**found, "sampler": self.sampler}
 
     @classmethod
     def of(cls, state: Any) -> Self:
@@ -66,6 +71,7 @@ class LoaderState:
             ranges = [(begin, end) for begin, end in state["ahead"]]
             samples, shuffle = state["samples"], state["shuffle"]
             seed, window = (0, None) if shuffle is None else shuffle
+            sampler = state.get("sampler")  # only a state of a sampler has it
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"the loader's state {dict(state)!r} is incomplete: {_CURE}") from error
         ends = [each for one in ranges for each in one]
@@ -74,23 +80,26 @@ class LoaderState:
                 raise InvalidArgumentError(f"the loader's state has {number!r} where a count belongs: {_CURE}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidArgumentError(f"the loader's state has the seed {seed!r}: {_CURE}")
+        if not isinstance(sampler, str | None):
+            raise InvalidArgumentError(f"the loader's state has the digest {sampler!r}: {_CURE}")
         ahead = tuple(number for begin, end in ranges for number in range(begin, end))
-        return cls(epoch, position, batches, ahead, samples, None if shuffle is None else (seed, window))
+        return cls(epoch, position, batches, ahead, samples, None if shuffle is None else (seed, window), sampler)
 
     def check_source(self, options: LoaderOptions) -> None:
         """Raise `InvalidArgumentError` unless a loader with these options can go on at the position."""
-        own = _key_of(options.shuffle)
+        own, sampler = _key_of(options.shuffle), None if options.sampler is None else EMPTY_DIGEST
         if self.samples != options.samples:
             raise InvalidArgumentError(
                 f"this state belongs to a source of {_count(self.samples)}, and the loader's has "
                 f"{_count(options.samples)}: the position would mean other samples",
                 samples=self.samples,
             )
-        if self.shuffle != own:
+        if self.shuffle != own or (self.sampler is None) != (sampler is None):
             made = "without shuffle" if self.shuffle is None else f"with shuffle={_order(self.shuffle)}"
+            made = made if self.sampler is None else "with its sampler="
             raise InvalidArgumentError(
-                f"this state belongs to {_order(self.shuffle)}, and the loader has {_order(own)}: "
-                f"make the loader {made}",
+                f"this state belongs to {_order(self.shuffle, self.sampler)}, and the loader has "
+                f"{_order(own, sampler)}: make the loader {made}",
                 shuffle=self.shuffle,
             )
         if self.ahead and self.batches * options.batch_size * options.shard[1] != self.position:
@@ -117,17 +126,36 @@ class Progress:
         self._ahead: set[int] = set()  # numbers of those that a loaded state has named: their ends are not known
         self._is_loaded = False  # a state was loaded, and its epoch has not begun
         self._has_begun = False
+        self._digest = EMPTY_DIGEST  # of the sampler's indices before the position, while `_sampled` is None
+        self._sampled: SampledOrder | None = None  # of the epoch that runs, or ran last
 
-    def begin(self, number: int | None) -> tuple[Order, frozenset[int]]:
-        """Begin an epoch, by default the next one. Return its order, and the batches that it leaves out."""
-        resumes = self._is_loaded and (number is None or number == self._epoch)
+    def coming(self, number: int | None) -> tuple[int, int]:
+        """Return the number of the epoch that begins, by default of the next one, and the position where it begins."""
+        if number is None:
+            number = self._epoch + (self._has_begun and not self._is_loaded)
+        return number, self._position if self._is_loaded and number == self._epoch else 0
+
+    def begin(self, number: int, sampled: SampledOrder | None = None) -> tuple[Order, frozenset[int]]:
+        """Begin an epoch. Return its order, and the batches that it leaves out.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The loaded state belongs to another order of the sampler.
+        """
+        resumes = self._is_loaded and number == self._epoch
+        if resumes and sampled is not None and sampled.digest(self._position) != self._digest:
+            raise InvalidArgumentError(
+                f"sampler= gives other indices for the {self._position} samples of epoch {number} that were delivered "
+                "than it gave when the state was saved: seed it by the epoch, for example in set_epoch(n)",
+                epoch=number,
+            )
         if not resumes:
-            if number is None:
-                number = self._epoch + self._has_begun
             self._set(LoaderState(epoch=number))
         self._is_loaded = False
         self._has_begun = True
-        order = self._options.order(self._epoch, self._position, self._batches)
+        self._sampled = sampled
+        order = self._options.order(self._epoch, self._position, self._batches, sampled)
         return order, frozenset(self._ahead)
 
     def delivered(self, number: int, end: int) -> None:
@@ -147,6 +175,7 @@ class Progress:
 
     def state(self) -> LoaderState:
         """Return the state after the delivered batches."""
+        digest = self._digest if self._sampled is None else self._sampled.digest(self._position)
         return LoaderState(
             epoch=self._epoch,
             position=self._position,
@@ -154,6 +183,7 @@ class Progress:
             ahead=tuple(sorted({*self._ends, *self._ahead})),
             samples=self._options.samples,
             shuffle=_key_of(self._options.shuffle),
+            sampler=None if self._options.sampler is None else digest,
         )
 
     def load(self, state: LoaderState) -> None:
@@ -166,6 +196,7 @@ class Progress:
         self._epoch, self._position, self._batches = state.epoch, state.position, state.batches
         self._ends.clear()
         self._ahead = set(state.ahead)
+        self._digest, self._sampled = state.sampler or EMPTY_DIGEST, None
 
 
 def merged(states: Iterable[Any]) -> LoaderState:
@@ -181,6 +212,12 @@ def merged(states: Iterable[Any]) -> LoaderState:
         raise InvalidArgumentError("there is no state to merge: pass the state of each rank")
     for rank, state in enumerate(every):
         if state != every[0]:
+            if (state.epoch, state.position) == (every[0].epoch, every[0].position) and state.sampler:
+                raise InvalidArgumentError(
+                    f"the samplers of ranks 0 and {rank} have given different orders for epoch {state.epoch}: seed "
+                    "them alike, since shard= takes each rank's samples from the order of all",
+                    rank=rank,
+                )
             raise InvalidArgumentError(
                 f"the states of ranks 0 and {rank} differ: epoch {every[0].epoch}, position {every[0].position} and "
                 f"epoch {state.epoch}, position {state.position}; save the states of all ranks after the same batch",
@@ -209,5 +246,7 @@ def _count(samples: int | None) -> str:
     return "unknown length" if samples is None else f"{samples} samples"
 
 
-def _order(shuffle: tuple[int, int | None] | None) -> str:
+def _order(shuffle: tuple[int, int | None] | None, sampler: str | None = None) -> str:
+    if sampler is not None:
+        return "the order of a sampler"
     return "the order of the source" if shuffle is None else f"Shuffle(seed={shuffle[0]}, window={shuffle[1]})"

@@ -45,12 +45,13 @@ class ThreadDecoder:
 
     def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
         # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.
-        index = job.plan.indices[row]
+        plan = job.plan
+        index, place = plan.indices[row], (plan.epoch, plan.positions[row])
         try:
             if self._has_fields:
-                self._decoder.write(index, job.sample(row), job.slot.row(row))
+                self._decoder.write(index, job.sample(row), job.slot.row(row), *place)
             else:
-                results[row] = self._decoder.result(index, job.sample(row))
+                results[row] = self._decoder.result(index, job.sample(row), *place)
         except BaseException as error:  # noqa: BLE001 - the loader raises it or skips the sample
             return error
         return None

@@ -63,6 +63,8 @@ class Request(NamedTuple):
     slot: int
     rows: tuple[int, ...]
     indices: tuple[int, ...]
+    epoch: int
+    positions: tuple[int, ...]  #: of the samples in the order of all ranks
     samples: tuple[Pickled, ...] | None  #: None if there is a source
     renewed: bytes | None  #: the pickled source and decoder, if they have changed
 
@@ -129,10 +131,11 @@ class _Worker:
                 if self._error is not None:
                     raise self._error
                 sample = None if samples is None else samples.load(at)
+                index, place = request.indices[at], (request.epoch, request.positions[at])
                 if arrays is None:
-                    results[row] = pickled(self._decoder.result(request.indices[at], sample), buffers)
+                    results[row] = pickled(self._decoder.result(index, sample, *place), buffers)
                 else:
-                    self._decoder.write(request.indices[at], sample, Layout.row(arrays, row))
+                    self._decoder.write(index, sample, Layout.row(arrays, row), *place)
             except BaseException as error:  # noqa: BLE001 - the parent raises it or skips the sample
                 failures[row] = failure_from(error)
         self._status[0] = NO_ROW
