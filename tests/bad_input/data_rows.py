@@ -62,7 +62,9 @@ CASES: list[Case] = [
             ("decode", 7, "int"),
             ("decode", _coroutine, "Pipeline"),
             ("collate", "stack", "str"),
-            ("fields", [("x", 1)], "fields is a mapping like"),
+            ("fields", "x", "fields is a list like"),
+            ("fields", ((3, 2, 2), np.uint8), "field 0 has (3, 2, 2)"),
+            ("fields", [("x", "f4")], "not 'x'"),
             ("fields", {"x": (4,)}, "field 'x' has (4,)"),
             ("fields", {"x": ((4,), "text")}, "text"),
         )

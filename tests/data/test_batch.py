@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import Device, DeviceBuffer, InvalidTypeError
 from aiocuda.data import Batch, DataLoader, SyncBatch, sync_loader, to_device
 from aiocuda.data._sync_batch import SyncArray
+from aiocuda.driver.host import HostDriver
 from tests.data.samples import FIELDS, write
 
 
@@ -45,6 +47,48 @@ def check_positional(batch: Mapping[Any, Any], of: type) -> None:
     for refused in (pickle.dumps, copy.copy):
         with pytest.raises(InvalidTypeError, match="belongs to this process"):
             refused(batch)
+
+
+PAIR = [((3,), np.float32), ((), np.int64)]
+
+
+def unpacks(sample: int, out: Any) -> None:
+    x, y = out
+    x[...], y[...] = sample, 2 * sample
+    assert out[0] is x
+    assert list(out.keys()) == [0, 1]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("decode", [unpacks, None])
+async def test_fields_without_names_unpack_in_decode_and_in_the_batch(decode: Any, check: bool) -> None:
+    source = range(4) if decode else [pair(sample) for sample in range(4)]
+    async with aiocuda.open_device(driver="host", check=check) as device:
+        async with DataLoader(device, source, fields=PAIR, decode=decode, batch_size=4) as loader:
+            async for x, y in loader:
+                assert (x.shape, x.dtype, y.shape, y.dtype) == ((4, 3), np.float32, (4,), np.int64)
+            batch = await anext(aiter(loader))
+            expected = [0, 2, 4, 6] if decode else [0, 1, 2, 3]
+            assert (await batch.stream.download(batch[1])).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["float", "to", "cuda", "numpy", "permute"])
+def test_an_array_of_a_plain_loop_lacks_the_methods_of_tensors(name: str) -> None:
+    with sync_loader(range(2), driver=HostDriver(), fields=FIELDS, decode=write) as batches:
+        array = next(iter(batches))["x"]
+        assert not hasattr(array, name)
+        with pytest.raises(AttributeError, match=rf"SyncArray.* has no '{name}': torch\.from_dlpack\(array\)"):
+            getattr(array, name)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x: x / 2, lambda x: 2 * x, lambda x: x[0], lambda x: bool(x), lambda x: list(x), lambda x: x < 1]
+)
+def test_an_array_of_a_plain_loop_refuses_operators(use: Any) -> None:
+    with sync_loader(range(2), driver=HostDriver(), fields=FIELDS, decode=write) as batches:
+        with pytest.raises(InvalidTypeError, match=r"is device memory: compute with torch\.from_dlpack"):
+            use(next(iter(batches))["x"])
 
 
 def check_named(batch: Mapping[Any, Any]) -> None:

@@ -514,7 +514,7 @@ async def test_a_batch_is_valid_until_the_next_one_is_requested(device: Device) 
             first.keep()
         with pytest.raises(StaleHandleError):
             first.used_on(first.stream)
-        with pytest.raises(StaleHandleError):
+        with pytest.raises(StaleHandleError, match=r"since the next batch was requested.* call batch\.keep\(\)"):
             await first.stream.download(first["y"])
         assert "freed" in repr(first)
         kept = second.keep()
@@ -523,7 +523,7 @@ async def test_a_batch_is_valid_until_the_next_one_is_requested(device: Device) 
         assert await values(second) == [2]
         second.free()
         second.free()
-        with pytest.raises(StaleHandleError):
+        with pytest.raises(StaleHandleError, match="allocate another one"):  # the program has freed it
             await second.stream.download(second["y"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._base._log import log
@@ -13,11 +13,15 @@ from ..errors import ClosedError, DeviceFault, StaleHandleError
 from ..lowlevel import block_of, handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Stream
+from ._fields import are_positional
 
 if TYPE_CHECKING:
     from ..lowlevel import Queue
 
-__all__ = ["Batch", "BatchMemory", "Delivery", "are_positional"]
+__all__ = ["Batch", "BatchMemory", "Delivery"]
+
+#: Why the buffers of a batch have been freed.
+LATE = "the next batch was requested, or the loader closed: call batch.keep() before that"
 
 
 class BatchMemory:
@@ -67,6 +71,8 @@ class BatchMemory:
                 self._mark_uses()
                 self.keep()
                 return "exported"
+        for buffer in self.buffers.values():
+            block_of(buffer).explain(LATE)
         self.free()
         return "freed"
 
@@ -95,11 +101,6 @@ class BatchMemory:
             if end is not None and not end.is_settled:
                 for buffer in self.buffers.values():
                     block_of(buffer).depend(end)
-
-
-def are_positional(fields: Iterable[Any]) -> bool:
-    """True if the fields are 0, 1, and so on: the parts of a tuple, or a single array."""
-    return all(type(field) is int and field == place for place, field in enumerate(fields))
 
 
 class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):

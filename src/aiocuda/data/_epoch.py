@@ -273,6 +273,8 @@ class EpochRun:
             self._advanced(job)
         if self._clock is not None and self._timer is None:
             self._set_timer(self._options.timeout or 0.0)
+        if resources.slow is not None:
+            resources.slow.begin()
 
     def _advanced(self, job: BatchJob) -> None:
         """Workers have ended rows of a batch, or rows have expired."""

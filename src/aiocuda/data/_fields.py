@@ -6,17 +6,22 @@ Worker processes import this module: it needs only NumPy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALIGNMENT", "Field", "Layout", "RowViews", "SampleDecoder"]
+__all__ = ["ALIGNMENT", "Field", "Layout", "RowViews", "SampleDecoder", "are_positional"]
 
 #: Bytes. Each field of a slot begins at a multiple of it, as rows of memory on a device do.
 ALIGNMENT = 256
+
+
+def are_positional(fields: Iterable[Any]) -> bool:
+    """True if the fields are 0, 1, and so on: the parts of a tuple, or a single array."""
+    return all(type(field) is int and field == place for place, field in enumerate(fields))
 
 
 class Field(NamedTuple):
@@ -31,6 +36,10 @@ class Field(NamedTuple):
 class RowViews(dict[Any, "npt.NDArray[Any]"]):
     """The views that a decoder writes a sample into, by field. No entry can be replaced."""
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the names of the fields; the views, if the fields are 0, 1, …, as a batch does."""
+        return iter(self.values() if are_positional(self.keys()) else self.keys())
+
     def __setitem__(self, name: Any, value: object) -> None:
         raise TypeError(
             f"out[{name!r}] = … would replace the view and write nothing: write out[{name!r}][...] = …, or "
@@ -38,7 +47,7 @@ class RowViews(dict[Any, "npt.NDArray[Any]"]):
         )
 
     def __missing__(self, name: Any) -> npt.NDArray[Any]:
-        raise KeyError(f"there is no field {name!r}, only {list(self)}")
+        raise KeyError(f"there is no field {name!r}, only {list(self.keys())}")
 
 
 class Layout:
@@ -157,7 +166,7 @@ class SampleDecoder:
         ValueError
             Bytes of a field have kept both patterns.
         """
-        kept: dict[Any, Any] = dict.fromkeys(out, True)  # the bytes that have kept every pattern, by field
+        kept: dict[Any, Any] = dict.fromkeys(out.keys(), True)  # the bytes that have kept every pattern, by field
         for pattern in PATTERNS:
             for view in out.values():
                 _bytes_of(view)[...] = pattern
@@ -208,7 +217,9 @@ def _copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
             _copy(name, sample[name], view)
     elif isinstance(sample, (tuple, list)) and len(out) != 1:
         if len(sample) != len(out):
-            raise ValueError(f"a sample has {len(sample)} parts, and the loader has {len(out)} fields: {list(out)}")
+            raise ValueError(
+                f"a sample has {len(sample)} parts, and the loader has {len(out)} fields: {list(out.keys())}"
+            )
         for (name, view), part in zip(out.items(), sample, strict=True):
             _copy(name, part, view)
     elif len(out) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy.typing as npt
 
@@ -36,16 +36,19 @@ from ._statistics import LoaderMeter, LoaderStats
 
 __all__ = ["DataLoader", "EpochBatches"]
 
+#: The shape and the dtype of one sample.
+FieldLike: TypeAlias = tuple[int | Sequence[int], npt.DTypeLike]
+
 
 class DataLoader(Owner):
     """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
 
     ::
 
-        async with DataLoader(device, files, fields={"image": ((3, 224, 224), np.uint8)}, decode=decode,
+        async with DataLoader(device, files, fields=[((3, 224, 224), np.uint8), ((), np.int64)], decode=decode,
                               batch_size=64, workers=8, executor="process", shuffle=Shuffle(seed=0)) as loader:
-            async for batch in loader:
-                await batch.stream.launch(step, grid, block, batch["image"], model)
+            async for images, labels in loader:
+                await stream.launch(step, grid, block, images, labels, model)
 
     With ``fields``, ``decode(sample, out)`` writes all of each field into views of page-locked memory, which the device
     reads directly: there is no copy between the decoder and the upload. Without, ``decode(sample)`` returns arrays,
@@ -59,7 +62,8 @@ class DataLoader(Owner):
         An object with ``__len__`` and ``__getitem__`` (a list, a dataset of PyTorch or Hugging Face), whose items the
         workers read; an iterable, which a thread reads; or an asynchronous iterable, which the loop reads.
     fields
-        By name, the shape and the dtype of one sample: ``{"image": ((3, 224, 224), np.uint8), "label": ((), "i8")}``.
+        The shape and the dtype of each field of one sample: ``[((3, 224, 224), np.uint8), ((), "i8")]``. Such fields
+        are 0, 1, …: ``image, label = out``, and batches unpack, too. Or by name: ``{"image": ((3, 224, 224), "u1")}``.
     decode
         A plain function, for worker threads or processes. None takes samples as they are. If it names the keyword
         ``rng``, it gets a `numpy.random.Generator`. The seed of ``shuffle``, or 0, the epoch and the sample's position
@@ -129,7 +133,7 @@ class DataLoader(Owner):
         device: Device,
         source: MapSource | Iterable[Any] | AsyncIterable[Any],
         *,
-        fields: Mapping[Any, tuple[int | Sequence[int], npt.DTypeLike]] | None = None,
+        fields: Mapping[Any, FieldLike] | Sequence[FieldLike] | None = None,
         decode: Callable[..., Any] | None = None,
         batch_size: int = 1,
         drop_last: bool = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -66,7 +66,7 @@ class LoaderOptions:
     def checked(
         cls,
         source: Any,
-        fields: Mapping[Any, Any] | None,
+        fields: Mapping[Any, Any] | Sequence[Any] | None,
         decode: Any,
         collate: Any,
         shuffle: Any,
@@ -143,7 +143,9 @@ class LoaderOptions:
 
 
 def _fields(fields: Any) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
-    cure = "fields is a mapping like {'image': ((3, 224, 224), np.uint8)}"
+    cure = "fields is a list like [((3, 224, 224), np.uint8)], or a mapping like {'image': ((3, 224, 224), np.uint8)}"
+    if isinstance(fields, (list, tuple)):
+        fields = dict(enumerate(fields))
     if not isinstance(fields, Mapping):
         raise InvalidTypeError(f"{cure}, not {fields!r}")
     if not fields:

@@ -479,6 +479,15 @@ class ProcessDecoders:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def running(self) -> dict[tuple[BatchJob, int, int], int]:
+        """Return the index of each sample that is being decoded now, by its job, row and attempt."""
+        found = {}
+        for place in self._places:
+            row = self._shared.row_of(place.number)
+            if place.job is not None and row is not None and row in place.rows:
+                found[place.job, row, place.attempt] = place.job.plan.indices[row]
+        return found
+
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""

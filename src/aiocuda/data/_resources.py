@@ -19,6 +19,7 @@ from ._options import LoaderOptions
 from ._processes import ProcessDecoders
 from ._sampler import SampledOrder
 from ._sharing import Payload, SharedFile, SharedSlots
+from ._slow_samples import SlowSamples
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
 from ._threads import LoaderThreads, ThreadDecoder
@@ -42,6 +43,8 @@ class LoaderResources:
         The number of samples that are decoded at a time.
     now
         The driver's clock.
+    slow : SlowSamples or None
+        None with a timeout, which ends slow samples.
     turn
         Counts requests that were met without suspension.
     decode
@@ -76,6 +79,9 @@ class LoaderResources:
         self._processes: ProcessDecoders | None = None
         self.slots = HostSlots(device, options.layout)
         self._streams: list[Stream] = []
+        self.slow: SlowSamples | None = None
+        if options.timeout is None:
+            self.slow = SlowSamples(lambda: (self._processes or decoder).running(), device.name)
 
     async def open(self) -> None:
         """Open the streams; start the processes, and page-lock the memory that they share with this process."""
@@ -248,6 +254,8 @@ class LoaderResources:
 
     async def close(self) -> None:
         """End the threads and processes, and close the streams. Their memory goes back when nothing uses it."""
+        if self.slow is not None:
+            self.slow.close()
         try:
             if self._processes is not None:
                 await self._end_processes(self._processes)

@@ -45,10 +45,10 @@ def sync_loader(
 
     ::
 
-        with sync_loader(files, fields={"image": ((3, 224, 224), np.uint8)}, decode=decode, batch_size=64,
+        with sync_loader(files, fields=[((3, 224, 224), np.uint8), ((), np.int64)], decode=decode, batch_size=64,
                          workers=8) as batches:
-            for batch in batches:
-                step(torch.from_dlpack(batch["image"]))
+            for images, labels in batches:
+                step(torch.from_dlpack(images), torch.from_dlpack(labels))
 
     A thread of its own opens the device and runs a `DataLoader` on its event loop, so the batches are loaded while the
     step runs. In a program with an event loop use `DataLoader`.

@@ -9,12 +9,14 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..device import Device
 from ..errors import BusyError, InvalidTypeError, StaleHandleError
 from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
-from ._batch import Batch, are_positional
+from ._batch import Batch
+from ._fields import are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
 
@@ -114,6 +116,16 @@ class HeldBatch:
         return events
 
 
+@lacks(
+    **dict.fromkeys(
+        ("cpu", "cuda", "numpy", "float", "half", "long", "to", "permute", "view", "reshape", "size", "dim", "device"),
+        "torch.from_dlpack(array) is a tensor of it, and array.to_host() a NumPy array",
+    )
+)
+@refuses(
+    "is device memory: compute with torch.from_dlpack(array), or with array.to_host()",
+    "__getitem__", "__setitem__", "__iter__", "__bool__",
+)  # fmt: skip
 class SyncArray:
     """One array of a `SyncBatch`, on the device.
 

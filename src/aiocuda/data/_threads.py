@@ -29,16 +29,23 @@ class ThreadDecoder:
         self._has_fields = has_fields
         self._rows = rows
         self._clock = thread_clock(now)
+        self._decoding: dict[int, tuple[BatchJob, int]] = {}  # the row of each thread
+
+    def running(self) -> dict[tuple[BatchJob, int], int]:
+        """Return the index of each sample that is being decoded now, by its job and row."""
+        return {at: at[0].plan.indices[at[1]] for at in tuple(self._decoding.values())}
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> bool:
         """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        began = self._clock()
+        began, thread = self._clock(), threading.get_ident()
         for row in rows:
+            self._decoding[thread] = job, row
             error = self._decode_row(job, row, results)
             if error is not None:
                 errors[row] = error
+        del self._decoding[thread]
         times = self._clock().minus(began)
         self._rows.note_seconds(times.seconds, len(rows))
         return job.report(rows, results, errors, times)

@@ -79,7 +79,7 @@ class Block(BlockFields):
     `BlockFields` has the attributes.
     """
 
-    __slots__ = ("_graphs", "_has_interface", "_is_kept")
+    __slots__ = ("_graphs", "_has_interface", "_is_kept", "_why_freed")
 
     def allocated_by(self, operation: StreamOperation[Any]) -> None:
         """The allocation comes before this operation, in the same stream: first uses in others wait for it."""
@@ -161,9 +161,14 @@ class Block(BlockFields):
             self.poison = defaultdict(Ranges)
         return self.poison
 
-    #: Set by `note_interface` and `keep`.
+    def explain(self, why: str) -> None:
+        """Let the error of `check` say why the block is freed, and the cure: a package frees it for the program."""
+        self._why_freed = why
+
+    #: Set by `note_interface`, `keep` and `explain`.
     _has_interface: bool
     _is_kept: bool
+    _why_freed: str
     #: Set by the first graph: most blocks have none, and are made faster without it.
     _graphs: WeakSet[Any]
 
@@ -185,6 +190,8 @@ class Block(BlockFields):
     def check(self) -> None:
         """Raise `StaleHandleError` if the block has been freed, or its device closed."""
         if self.freed:
+            if hasattr(self, "_why_freed"):
+                raise StaleHandleError(f"{self} has been freed, since {self._why_freed}")
             raise StaleHandleError(
                 f"{self} has been freed: allocate another one, or free this one after its last use; no wait is needed, "
                 "since a free takes place after all work that was enqueued before it"
