@@ -210,7 +210,7 @@ async def test_class_of_a_module_that_is_not_imported_is_refused(monkeypatch: py
                 await cluster.spawn(Local)
             except InvalidTypeError as caught:
                 error = caught
-        assert "move it into a module" in str(error)
+        assert "put it into a module" in str(error)
 
 
 @pytest.mark.asyncio

@@ -284,7 +284,7 @@ def test_a_package_that_is_run_needs_no_guard(tmp_path: Path, module: str) -> No
         f"import asyncio\nfrom program.work import main\n{own}asyncio.run(main(decode))\n", encoding="utf-8"
     )
     ended = run(tmp_path, "-m", "program")
-    expected = "[(0,), (1,), (2,)]" if module == "work" else "in __main__.py, which other processes do not import"
+    expected = "[(0,), (1,), (2,)]" if module == "work" else "or __main__.py, which other processes do not import"
     assert expected in ended.stdout + ended.stderr, ended.stderr
     assert (ended.returncode == 0) == (module == "work")
 

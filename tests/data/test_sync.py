@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import (
     BusyError,
     CleanupWarning,
@@ -224,12 +225,54 @@ def test_it_must_be_entered_and_only_once() -> None:
         batches.__enter__()
 
 
-def test_a_thread_with_a_running_loop_is_refused() -> None:
+def test_a_thread_whose_loop_has_a_device_is_refused() -> None:
     async def program() -> None:
-        with pytest.raises(BusyError, match=r"async with aiocuda\.data\.DataLoader"), loader(range(3)):
-            pass
+        with loader(range(3)) as batches:
+            assert [values(batch) for batch in batches] == [[0], [2], [4]]
+        async with aiocuda.open_device(driver="host"):
+            with pytest.raises(BusyError, match=r"async with aiocuda\.data\.DataLoader"), loader(range(3)):
+                pass
 
     asyncio.run(program())
+
+
+NOTEBOOK = """
+import asyncio, functools
+from aiocuda.data import sync_loader
+from tests.data.samples import FIELDS, write
+
+def decode(sample, out):
+    write(sample, out)
+
+def loader(decode):
+    options = {"fields": FIELDS, "workers": 1, "executor": "process", "driver": "host"}
+    return sync_loader(range(3), decode=decode, **options)
+
+async def cell():
+    with loader(write) as batches:
+        print([int(batch["y"].to_host()[0]) for batch in batches])
+    for function in decode, functools.partial(decode):
+        try:
+            with loader(function):
+                print("taken")
+        except TypeError as error:
+            print(str(error).partition(" is defined in ")[2])
+
+asyncio.run(cell())
+"""
+
+
+def test_a_cell_of_a_notebook_has_threads_and_the_functions_of_modules() -> None:
+    """Its main module is no file, and its thread runs an event loop. A part of an object counts, too."""
+    ended = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, cwd=ROOT, check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+    )  # fmt: skip
+    text = (
+        "a notebook, an interactive session, `python -c` or __main__.py, which other processes do not import: put it "
+        "into a module, or use executor='thread'"
+    )
+    assert ended.stdout.splitlines() == ["[0, 2, 4]", text, text]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ import multiprocessing
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["check_main_guard"]
+__all__ = ["check_main_guard", "check_pickle"]
+
+#: In a pickle, the name of the main module: a string of 8 characters, which an object of this module begins with.
+_MAIN_IN_PICKLE: Final = b"\x8c\x08__main__"
 
 
 def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") -> None:
@@ -30,7 +33,7 @@ def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") 
     Raises
     ------
     InvalidTypeError
-        One of them is defined in a main module that other processes do not import: a REPL, a notebook, ``python -c``,
+        One of them is defined in a main module that other processes do not import: a notebook, a REPL, ``python -c``,
         or a file ``__main__.py``.
     InvalidArgumentError
         The main module makes the call outside of ``if __name__ == "__main__":``, or is read from standard input.
@@ -47,11 +50,7 @@ def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") 
         for name, thing in functions.items():
             owner = thing if hasattr(thing, "__qualname__") else type(thing)
             if getattr(owner, "__module__", None) == "__main__":
-                raise InvalidTypeError(
-                    f"{user} cannot use {name}={thing!r}: it is defined in an interactive session, in "
-                    "`python -c` or in __main__.py, which other processes do not import; move it into a "
-                    f"module{otherwise}"
-                )
+                raise _not_imported(user, f"{name}={thing!r}: it", otherwise)
         return
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -60,6 +59,23 @@ def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") 
             if guarded is not None and not any(frame.f_lineno in lines for lines in guarded):
                 raise _no_guard(user, f"line {frame.f_lineno} of {frame.f_code.co_filename} runs when one imports it")
         frame = frame.f_back
+
+
+def check_pickle(pickle: bytes, user: str, otherwise: str) -> None:
+    """Raise `InvalidTypeError` if a pickle has an object of a main module that other processes do not import.
+
+    The arguments are those of `check_main_guard`, which sees only the objects themselves, and not their parts.
+    """
+    main = sys.modules.get("__main__")
+    if main is not None and _MAIN_IN_PICKLE in pickle and not _is_imported(main):
+        raise _not_imported(user, "these objects: a part of them", otherwise)
+
+
+def _not_imported(user: str, what: str, otherwise: str) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"{user} cannot use {what} is defined in a notebook, an interactive session, `python -c` or __main__.py, which "
+        f"other processes do not import: put it into a module{otherwise}"
+    )
 
 
 def _is_imported(main: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._processes._main_guard import check_main_guard
+from .._processes._main_guard import check_main_guard, check_pickle
 from .._processes._messages import Buffer, pickled
 from ..errors import AiocudaError, InvalidTypeError, UnsupportedError
 from ._fields import Layout, SampleDecoder
@@ -106,7 +106,8 @@ class Payload:
     """
 
     def __init__(self, decoder: SampleDecoder, functions: dict[str, Any]) -> None:
-        check_main_guard(functions, "executor='process'", ", or use executor='thread'")
+        main = "executor='process'", ", or use executor='thread'"
+        check_main_guard(functions, *main)
         self._decoder = decoder
         self.known: bytes | None = None
         self._buffers: list[Buffer] = []
@@ -120,6 +121,7 @@ class Payload:
                 f"{type(error).__name__}: {error}. Define functions and classes at the top of a module instead of "
                 "lambdas and local functions, open files in the worker, or use executor='thread'"
             ) from error
+        check_pickle(self._pickled, *main)
 
     def present(self) -> bytes | None:
         """Return the present pickle; None if there is none any more, as with an open file. **May block.**"""

@@ -19,6 +19,7 @@ from ..device import Device, open_device
 from ..driver import DriverName
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
+from ..lowlevel import OPEN_DEVICES
 from ..memory import DeviceBuffer
 from ._advice import LoaderAdvice
 from ._batch import Batch
@@ -51,7 +52,8 @@ def sync_loader(
                 step(torch.from_dlpack(images), torch.from_dlpack(labels))
 
     A thread of its own opens the device and runs a `DataLoader` on its event loop, so the batches are loaded while the
-    step runs. In a program with an event loop use `DataLoader`.
+    step runs. In an event loop that has a device open use `DataLoader`; a cell of a notebook has an event loop without
+    one.
 
     Parameters
     ----------
@@ -83,8 +85,8 @@ def sync_to_device(
             for batch in batches:
                 step(torch.from_dlpack(batch["image"]))
 
-    A thread of its own opens the device and runs `to_device` on its event loop. In a program with an event loop use
-    `to_device`.
+    A thread of its own opens the device and runs `to_device` on its event loop. In an event loop that has a device open
+    use `to_device`.
 
     Parameters
     ----------
@@ -370,9 +372,10 @@ class _Batches(ProcessLocal, Generic[Loader]):
         return self._thread.loader
 
     def __enter__(self) -> Self:
-        if asyncio._get_running_loop() is not None:
+        loop = asyncio._get_running_loop()  # in a notebook each cell has one
+        if loop is not None and OPEN_DEVICES.find(loop, None) is not None:
             raise BusyError(
-                "sync_loader() and sync_to_device() block their thread, and this one runs an event loop: use "
+                "sync_loader() and sync_to_device() block their thread, whose event loop has a device open: use "
                 "`async with aiocuda.data.DataLoader(device, …) as loader`, or to_device(…)"
             )
         if self._closed:
