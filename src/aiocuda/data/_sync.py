@@ -373,7 +373,7 @@ class _Batches(ProcessLocal, Generic[Loader]):
 
     def __enter__(self) -> Self:
         loop = asyncio._get_running_loop()  # in a notebook each cell has one
-        if loop is not None and OPEN_DEVICES.find(loop, None) is not None:
+        if loop is not None and OPEN_DEVICES.on_loop(loop):
             raise BusyError(
                 "sync_loader() and sync_to_device() block their thread, whose event loop has a device open: use "
                 "`async with aiocuda.data.DataLoader(device, …) as loader`, or to_device(…)"
