@@ -754,8 +754,6 @@ def stream_queue(stream: HasQueue) -> Ring:
     return stream._queue
 
 
-
-
 def _copied_out_at_once(operation: StreamOperation[Any]) -> bool:
     """Return True: a chunk has no host work of its own."""
     return True
