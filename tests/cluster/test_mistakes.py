@@ -227,7 +227,7 @@ def run_python(*arguments: str, program: str | None = None) -> subprocess.Comple
 @pytest.mark.parametrize(
     ("arguments", "program", "text"),
     [
-        (["-c", GUARDED], None, "in `python -c` or in __main__.py"),
+        (["-c", GUARDED], None, "`python -c` or __main__.py"),
         (["-"], GUARDED, "from standard input: save the program as a file"),
     ],
 )
