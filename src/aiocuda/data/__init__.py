@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._statistics import DeviceBatchesStats, LoaderStats
     from ._sync import SyncBatches, SyncDeviceBatches, SyncEpoch, sync_loader, sync_to_device
     from ._sync_batch import SyncArray, SyncBatch
+    from ._tensor_batch import TensorBatch
     from ._to_device import DeviceBatches, to_device
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "SyncBatches",
     "SyncDeviceBatches",
     "SyncEpoch",
+    "TensorBatch",
     "WorkerLostError",
     "sync_loader",
     "sync_to_device",
@@ -58,6 +60,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "SyncBatches": "._sync",
         "SyncDeviceBatches": "._sync",
         "SyncEpoch": "._sync",
+        "TensorBatch": "._tensor_batch",
         "WorkerLostError": "..errors",
         "sync_loader": "._sync",
         "sync_to_device": "._sync",

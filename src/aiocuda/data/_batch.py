@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,7 +19,7 @@ from ._fields import are_positional
 if TYPE_CHECKING:
     from ..lowlevel import Queue
 
-__all__ = ["Batch", "BatchMemory", "Delivery"]
+__all__ = ["Batch", "BatchMemory", "Delivery", "memory_of"]
 
 #: Why the buffers of a batch have been freed.
 LATE = "the next batch was requested, or the loader closed: call batch.keep() before that"
@@ -31,16 +32,19 @@ class BatchMemory:
     ----------
     buffers
         By field.
+    form
+        Where the buffers belong in a batch of tensors, see `Tensors`; None if each is a field of its own.
     kept
         True if the program keeps it: then the next request does not free it.
     released
         True once the batch is not valid any more.
     """
 
-    __slots__ = ("_is_past", "_used_on", "buffers", "kept", "released")
+    __slots__ = ("_is_past", "_used_on", "buffers", "form", "kept", "released")
 
-    def __init__(self, buffers: dict[Any, DeviceBuffer]) -> None:
+    def __init__(self, buffers: dict[Any, DeviceBuffer], form: dict[Any, Any] | None = None) -> None:
         self.buffers = buffers
+        self.form = form
         self.kept = False
         self.released = False
         self._is_past = False  # the next batch has been requested
@@ -214,6 +218,10 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
     def __repr__(self) -> str:
         state = " freed" if self._memory.released else " kept" if self._memory.kept else ""
         return f"<Batch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self.keys()))}{state}>"
+
+
+#: Returns the memory of a batch.
+memory_of: Callable[[Batch], BatchMemory] = operator.attrgetter("_memory")
 
 
 class Delivery:

@@ -305,7 +305,7 @@ class EpochRun:
             self._wake(batch)
         elif self._options.layout is None:
             samples = [job.results[row] for row in rows]
-            work = partial(collated, samples, self._options.collate, job.slot.memory)
+            work = partial(collated, samples, self._options.collate, job.slot.memory, self._resources.tensors)
             job.results.clear()
             self._resources.on_thread(work, partial(self._collated, batch))
         else:
@@ -338,10 +338,10 @@ class EpochRun:
             error.add_note(f"in batch {batch.plan.number}, when its samples were collated")
             self._fail(batch, error)
             return
-        arrays, needed = result
+        arrays, needed, form = result
         slot = batch.job.slot
-        self._upload(batch, arrays, None)
-        if slot.memory is None or slot.memory.nbytes < needed:
+        self._upload(batch, arrays, None, form)
+        if needed > (0 if slot.memory is None else slot.memory.nbytes):
             slot.resize(self._resources.device, needed)
 
     # -- the timeout of samples on threads -----------------------------------------------------------------------
@@ -367,9 +367,11 @@ class EpochRun:
 
     # -- the upload ----------------------------------------------------------------------------------------------
 
-    def _upload(self, batch: LoadingBatch, arrays: dict[Any, Any], rows: Sequence[int] | None) -> None:
+    def _upload(
+        self, batch: LoadingBatch, arrays: dict[Any, Any], rows: Sequence[int] | None, form: Any = None
+    ) -> None:
         """Copy the rows that were not skipped to the device; None means all."""
-        upload = batch.upload = BatchUpload(self._resources.stream(batch.plan.number))
+        upload = batch.upload = BatchUpload(self._resources.stream(batch.plan.number), form)
         try:
             upload.start(arrays, rows, is_timed=self._resources.meter.times_upload())
             self._wake(batch)

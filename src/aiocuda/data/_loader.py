@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Self, TypeAlias
+from functools import partial
+from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 import numpy.typing as npt
 
@@ -33,6 +34,7 @@ from ._sharing import Payload
 from ._sources import MapSource, Order, Positions, Shuffle
 from ._state import LoaderState, Progress, merged
 from ._statistics import LoaderMeter, LoaderStats
+from ._tensors import Tensors, check_output
 
 __all__ = ["DataLoader", "EpochBatches"]
 
@@ -109,6 +111,10 @@ class DataLoader(Owner):
     restarts
         How many worker processes the loader starts in place of lost ones, in all. Those in place of the processes that
         a sample has ended, before it was left out for that, do not count.
+    output
+        ``"torch"`` delivers a `TensorBatch`: PyTorch's own tensors, on the stream of PyTorch that is current in the
+        consumer's ``anext``; CPU tensors without CUDA. Without ``fields``, nested lists, tuples and dictionaries that
+        ``decode`` returns keep their form, and strings and None become lists. None delivers a `Batch`.
 
     Raises
     ------
@@ -148,6 +154,7 @@ class DataLoader(Owner):
         on_error: OnError = "raise",
         timeout: float | None = None,
         restarts: int = 1,
+        output: Literal["torch"] | None = None,
     ) -> None:
         resources_of(device)  # refuses what is no device
         self.device = device
@@ -173,6 +180,8 @@ class DataLoader(Owner):
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
         self._batches: EpochBatches | None = None  # the iterator of the run
         self._delivery = Delivery(device)
+        check_output(output)
+        self._tensors = None if output is None else Tensors(device)
         self._requesting = False
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -209,6 +218,12 @@ class DataLoader(Owner):
 
     def __bool__(self) -> bool:
         return True  # also without batches: it is a loader, and no container
+
+    def next_output(self, batches: EpochBatches) -> Coroutine[Any, Any, Any]:
+        """Return the next batch of an iterator: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
+        if self._tensors is None:
+            return self.next_batch(batches)
+        return self._tensors.next(partial(self.next_batch, batches), self._delivery)
 
     async def next_batch(self, batches: EpochBatches) -> Batch:
         """Return the next batch of an iterator. `StopAsyncIteration` at the end of its epoch."""
@@ -353,7 +368,7 @@ class DataLoader(Owner):
 
     async def __aenter__(self) -> Self:
         with self._scope.entering():
-            resources = LoaderResources(self.device, self._options, self._meter, self._payload)
+            resources = LoaderResources(self.device, self._options, self._meter, self._payload, self._tensors)
             await resources.open()
         if self._scope.closing:
             await finish_shielded(resources.close())
@@ -465,4 +480,4 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
         self.ended = True
 
     def __anext__(self) -> Coroutine[Any, Any, Batch]:
-        return self._loader.next_batch(self)
+        return self._loader.next_output(self)

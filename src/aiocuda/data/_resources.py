@@ -22,6 +22,7 @@ from ._sharing import Payload, SharedFile, SharedSlots
 from ._slow_samples import SlowSamples
 from ._sources import BatchPlan, StreamReader
 from ._statistics import LoaderMeter
+from ._tensors import Tensors
 from ._threads import LoaderThreads, ThreadDecoder
 from ._upload import HostSlots, close_stream
 
@@ -37,7 +38,7 @@ class LoaderResources:
 
     Attributes
     ----------
-    device, options, meter
+    device, options, meter, tensors
     slots : HostSlots
     at_once : int
         The number of samples that are decoded at a time.
@@ -51,10 +52,18 @@ class LoaderResources:
         Decodes a batch, on threads or in processes; ``job.ended`` is called on the loop when it is done.
     """
 
-    def __init__(self, device: Device, options: LoaderOptions, meter: LoaderMeter, payload: Payload | None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        options: LoaderOptions,
+        meter: LoaderMeter,
+        payload: Payload | None,
+        tensors: Tensors | None = None,
+    ) -> None:
         self.device = device
         self.options = options
         self.meter = meter
+        self.tensors = tensors
         self.now = device.driver.now
         self._device_resources = resources_of(device)
         self._reactor = self._device_resources.open_reactor()

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 
@@ -22,11 +22,12 @@ from ..errors import BusyError, ClosedError
 from ..lowlevel import OPEN_DEVICES
 from ..memory import DeviceBuffer
 from ._advice import LoaderAdvice
-from ._batch import Batch
+from ._batch import Batch, memory_of
 from ._loader import DataLoader, EpochBatches
 from ._sources import MapSource
 from ._statistics import DeviceBatchesStats, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
+from ._tensors import Tensors
 from ._to_device import DeviceBatches, DeviceIteration, to_device
 
 __all__ = ["SyncBatches", "SyncDeviceBatches", "SyncEpoch", "sync_loader", "sync_to_device"]
@@ -47,9 +48,9 @@ def sync_loader(
     ::
 
         with sync_loader(files, fields=[((3, 224, 224), np.uint8), ((), np.int64)], decode=decode, batch_size=64,
-                         workers=8) as batches:
+                         workers=8, output="torch") as batches:
             for images, labels in batches:
-                step(torch.from_dlpack(images), torch.from_dlpack(labels))
+                step(images, labels)
 
     A thread of its own opens the device and runs a `DataLoader` on its event loop, so the batches are loaded while the
     step runs. In an event loop that has a device open use `DataLoader`; a cell of a notebook has an event loop without
@@ -62,12 +63,14 @@ def sync_loader(
     index, driver
         See `open_device`.
     options
-        The other arguments of `DataLoader`.
+        The other arguments of `DataLoader`. With ``output="torch"``, the batches are those of a `TensorBatch`, on the
+        stream of PyTorch that is current where the ``for`` runs.
     """
     if options.get("executor") == "process":
         functions = {"source": source, "decode": options.get("decode")}
         check_main_guard(functions, "executor='process'", ", or use executor='thread'")
-    return SyncBatches(_LoopThread(index, driver, lambda device: DataLoader(device, source, **options)))
+    thread = _LoopThread(index, driver, lambda device: DataLoader(device, source, **options))
+    return SyncBatches(thread, options.get("output"))
 
 
 def sync_to_device(
@@ -76,26 +79,29 @@ def sync_to_device(
     index: SupportsIndex = 0,
     driver: DriverName | Driver = "auto",
     depth: int = 3,
+    output: Literal["torch"] | None = None,
 ) -> SyncDeviceBatches:
     """Return the batches of another loader, copied to a device ahead of a training loop that blocks its thread.
 
     ::
 
-        with sync_to_device(torch_loader) as batches:
-            for batch in batches:
-                step(torch.from_dlpack(batch["image"]))
+        with sync_to_device(torch_loader, output="torch") as batches:
+            for images, labels in batches:
+                step(images, labels)
 
     A thread of its own opens the device and runs `to_device` on its event loop. In an event loop that has a device open
     use `to_device`.
 
     Parameters
     ----------
-    source, depth
-        See `to_device`. Another thread than the caller's reads the source.
+    source, depth, output
+        See `to_device`. Another thread than the caller's reads the source. Tensors are on the stream of PyTorch that
+        is current where the ``for`` runs.
     index, driver
         See `open_device`.
     """
-    return SyncDeviceBatches(_LoopThread(index, driver, lambda device: to_device(source, device, depth)))
+    thread = _LoopThread(index, driver, lambda device: to_device(source, device, depth, output=output))
+    return SyncDeviceBatches(thread, output)
 
 
 class _Next(NamedTuple):
@@ -161,14 +167,14 @@ class _LoopThread(Generic[Loader]):
                 if self._at_once:
                     raise _Stopped
 
-    async def fetch(self, batches: EpochBatches | DeviceIteration, *, with_state: bool) -> _Next:
+    async def fetch(self, batches: Any, *, with_state: bool) -> _Next:
         """Wait for the next batch. Return it with the state after it, if the batch after it may be fetched, too."""
         loader, device = self.loader, self.device
         assert loader is not None
         assert device is not None
         self._fetching = asyncio.current_task()
         try:
-            batch = await anext(batches)
+            batch = await loader.next_batch(batches)
         except StopAsyncIteration:
             return _Next(None, loader.state_dict() if with_state else None)
         finally:
@@ -245,8 +251,10 @@ class _Batches(ProcessLocal, Generic[Loader]):
     If ``fetches_ahead``, the batch after the one in hand is fetched in advance. It is dropped where an epoch is left.
     """
 
-    def __init__(self, thread: _LoopThread[Loader], *, fetches_ahead: bool) -> None:
+    def __init__(self, thread: _LoopThread[Loader], output: Literal["torch"] | None, *, fetches_ahead: bool) -> None:
         self._thread = thread
+        self._output = output
+        self._tensors: Tensors | None = None
         self._fetches_ahead = fetches_ahead
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._epoch: SyncEpoch | None = None
@@ -273,6 +281,21 @@ class _Batches(ProcessLocal, Generic[Loader]):
 
     def __bool__(self) -> bool:
         return True  # also without batches
+
+    def next_output(self, epoch: SyncEpoch) -> Any:
+        """Return the next batch of an epoch, with ``output="torch"`` a `TensorBatch`; None at its end."""
+        tensors = self._tensors
+        if tensors is None:
+            return self.next_batch(epoch)
+        stream = tensors.current_stream()
+        batch = self.next_batch(epoch)
+        if batch is None:
+            return None
+        form = memory_of(self._held[-1].batch).form
+        copied = tensors.copied(batch, form, batch.number, batch.indices, stream)
+        batch.free()
+        self._thread.submit(self._thread.free(self._give_back()))
+        return copied
 
     def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
         """Return the next batch of an epoch; None at its end."""
@@ -385,6 +408,9 @@ class _Batches(ProcessLocal, Generic[Loader]):
         # It also ends the thread at the end of the program.
         self._finalizer = weakref.finalize(self, self._thread.drop)
         self._thread.start()
+        if self._output is not None:
+            assert self._thread.device is not None
+            self._tensors = Tensors(self._thread.device)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -419,8 +445,8 @@ class SyncBatches(_Batches[DataLoader]):
     the program. One thread uses it.
     """
 
-    def __init__(self, thread: _LoopThread[DataLoader]) -> None:
-        super().__init__(thread, fetches_ahead=True)
+    def __init__(self, thread: _LoopThread[DataLoader], output: Literal["torch"] | None) -> None:
+        super().__init__(thread, output, fetches_ahead=True)
 
     def iteration(self, number: int | None) -> EpochBatches:
         """Return the batches of the loader for a `SyncEpoch`."""
@@ -448,8 +474,9 @@ class SyncDeviceBatches(_Batches[DeviceBatches]):
     `DeviceBatches`.
     """
 
-    def __init__(self, thread: _LoopThread[DeviceBatches]) -> None:
-        super().__init__(thread, fetches_ahead=False)  # it is ahead, and a batch that is dropped may have no other copy
+    def __init__(self, thread: _LoopThread[DeviceBatches], output: Literal["torch"] | None) -> None:
+        # It is ahead, and a batch that is dropped may have no other copy.
+        super().__init__(thread, output, fetches_ahead=False)
 
     def iteration(self, number: int | None) -> DeviceIteration:
         """Return the batches of the loader for a `SyncEpoch`."""
@@ -491,7 +518,7 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
         if self._ended:
             raise StopIteration
         try:
-            batch = self._batches.next_batch(self)
+            batch: SyncBatch | None = self._batches.next_output(self)
         except KeyboardInterrupt:
             raise
         except BaseException:

@@ -119,7 +119,7 @@ class HeldBatch:
 @lacks(
     **dict.fromkeys(
         ("cpu", "cuda", "numpy", "float", "half", "long", "to", "permute", "view", "reshape", "size", "dim", "device"),
-        "torch.from_dlpack(array) is a tensor of it, and array.to_host() a NumPy array",
+        "torch.from_dlpack(array) is a tensor of it, as each array with output='torch'; array.to_host() is NumPy's",
     )
 )
 @refuses(

@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
+from ._tensors import Tensors, check_output
 from ._threads import LoaderThreads, ignore
 from ._upload import BatchUpload, close_stream, parts_of
 
@@ -46,7 +47,13 @@ __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
 _ONE_BY_ONE = Order(1, False, (0, 1), None, 0, 0, 0)
 
 
-def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth: int = 3) -> DeviceBatches:
+def to_device(
+    source: Iterable[Any] | AsyncIterable[Any],
+    device: Device,
+    depth: int = 3,
+    *,
+    output: Literal["torch"] | None = None,
+) -> DeviceBatches:
     """Return the batches of another loader, copied to a device ahead of the consumer.
 
     ::
@@ -69,6 +76,10 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
     device
     depth
         The number of batches that are read, uploaded or ready while the consumer has one.
+    output
+        ``"torch"`` delivers a `TensorBatch`: PyTorch's own tensors, on the stream of PyTorch that is current in the
+        consumer's ``anext``; CPU tensors without CUDA. Nested lists, tuples and dictionaries of the source's batches
+        keep their form; strings, numbers and None pass through. None delivers a `Batch`.
 
     Raises
     ------
@@ -80,7 +91,8 @@ def to_device(source: Iterable[Any] | AsyncIterable[Any], device: Device, depth:
     check_integer(depth, "depth")
     if depth < 1:
         raise InvalidArgumentError(f"depth is at least 1, not {depth}", depth=depth)
-    return DeviceBatches(source, kind, device, depth)
+    check_output(output)
+    return DeviceBatches(source, kind, device, depth, None if output is None else Tensors(device))
 
 
 class _Loading:
@@ -99,6 +111,7 @@ class _Item(NamedTuple):
     """A batch that was read from the source, or the end."""
 
     number: int
+    form: dict[Any, Any] | None  #: of a batch of tensors
     parts: dict[Any, Any] | None  #: the arrays of a batch by name; None at the end
     state: Any  #: of the source after it
 
@@ -119,8 +132,9 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
     ``async with`` ends the thread that reads the source and closes the streams; the end of the source does so, too.
     """
 
-    def __init__(self, source: Any, kind: SourceKind, device: Device, depth: int) -> None:
+    def __init__(self, source: Any, kind: SourceKind, device: Device, depth: int, tensors: Tensors | None) -> None:
         self.device = device
+        self._tensors = tensors
         self._source = source
         self._kind = kind
         self._depth = depth
@@ -153,8 +167,14 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._check_open()
         return DeviceIteration(self)
 
-    async def __anext__(self) -> Batch:
-        return await self.next_batch(None)
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        return self.next_output(None)
+
+    def next_output(self, iteration: DeviceIteration | None) -> Coroutine[Any, Any, Any]:
+        """Return the next batch of an iteration: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
+        if self._tensors is None:
+            return self.next_batch(iteration)
+        return self._tensors.next(partial(self.next_batch, iteration), self._delivery)
 
     async def next_batch(self, iteration: DeviceIteration | None) -> Batch:
         """Return the next batch of an iteration; None is the one that is running, or a new one."""
@@ -206,7 +226,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         state, self._loaded = SourceState(self._source, self._loaded), UNKNOWN
         return SourcePass(
             self._source, self._kind, self.device, self._depth, self._made_at, self._scope, state, self._meter,
-            is_first=is_first,
+            self._tensors, is_first=is_first,
         )  # fmt: skip
 
     async def pass_for_new_iteration(self) -> SourcePass:
@@ -340,7 +360,7 @@ class DeviceIteration(AsyncIterator[Batch]):
         self._pass: SourcePass | None = None  # where its batches come from
 
     def __anext__(self) -> Coroutine[Any, Any, Batch]:
-        return self._batches.next_batch(self)
+        return self._batches.next_output(self)
 
     def check_new(self) -> None:
         """Raise `ClosedError` if another iteration was begun after this one."""
@@ -367,9 +387,10 @@ class SourcePass(Owner):
 
     def __init__(
         self, source: Any, kind: SourceKind, device: Device, depth: int, made_at: SourceLine, batches: Scope,
-        state: SourceState, meter: LoaderMeter, *, is_first: bool,
+        state: SourceState, meter: LoaderMeter, tensors: Tensors | None, *, is_first: bool,
     ) -> None:  # fmt: skip
         self.ended = False
+        self._tensors = tensors
         self.state = state
         self._meter = meter
         self._read_from = 0.0  # the time when the reading of the next batch began
@@ -483,12 +504,12 @@ class SourcePass(Owner):
         if self._threads is None:
             jobs = resources_of(self._device).open_reactor().jobs
             self._threads = LoaderThreads(jobs, "aiocuda-to-device", 1)
-        self._threads.start(partial(_read, self._reader, self.state), self._read)
+        self._threads.start(partial(_read, self._reader, self.state, self._tensors), self._read)
 
     async def _await_source(self, reader: AsyncReader) -> None:
         try:
             plan = await reader.read()
-            self._read(call(_item, plan, self.state), None)
+            self._read(call(_item, plan, self.state, self._tensors), None)
         except asyncio.CancelledError as caught:
             if self._scope.closing:
                 raise
@@ -513,12 +534,12 @@ class SourcePass(Owner):
             self._exhausted = True
             self._end_state = item.state
         else:
-            self._upload(item.number, item.parts, item.state)
+            self._upload(item.number, item.form, item.parts, item.state)
             self._fill()
         self.wake()
 
-    def _upload(self, number: int, parts: dict[Any, Any], state: Any) -> None:
-        upload = BatchUpload(self._stream(number))
+    def _upload(self, number: int, form: dict[Any, Any] | None, parts: dict[Any, Any], state: Any) -> None:
+        upload = BatchUpload(self._stream(number), form)
         try:
             pool = resources_of(self._device).pinned_pool
             upload.start({name: _host_array(name, part, pool) for name, part in parts.items()})
@@ -599,18 +620,19 @@ class SourcePass(Owner):
             )
 
 
-def _read(reader: StreamReader, state: SourceState) -> _Item:
-    return _item(reader.read(), state)
+def _read(reader: StreamReader, state: SourceState, tensors: Tensors | None) -> _Item:
+    return _item(reader.read(), state, tensors)
 
 
-def _item(plan: BatchPlan | None, state: SourceState) -> _Item:
+def _item(plan: BatchPlan | None, state: SourceState, tensors: Tensors | None) -> _Item:
     """Return a batch that has been read, or the end, with the state of the source after it."""
     after = state.take()
     if plan is None:
-        return _Item(-1, None, after)
+        return _Item(-1, None, None, after)
     assert plan.samples is not None
     parts = parts_of(plan.samples[0], "a batch of the source")
-    return _Item(plan.number, {name: _plain(part) for name, part in parts.items()}, after)
+    form, parts = (None, parts) if tensors is None else tensors.split(parts)
+    return _Item(plan.number, form, {name: _plain(part) for name, part in parts.items()}, after)
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._batch import BatchMemory
 from ._fields import ALIGNMENT, Layout
+from ._tensors import Tensors
 
 __all__ = ["BatchUpload", "HostSlot", "HostSlots", "close_stream", "collated", "parts_of"]
 
@@ -156,9 +157,9 @@ class BatchUpload:
 
     __slots__ = ("_events", "_is_watched", "_operations", "copy_seconds", "memory", "nbytes", "stream")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, form: dict[Any, Any] | None = None) -> None:
         self.stream = stream
-        self.memory = BatchMemory({})
+        self.memory = BatchMemory({}, form)
         self.nbytes = 0
         self.copy_seconds: float | None = None
         self._operations: list[Operation[Any]] = []
@@ -265,9 +266,12 @@ def parts_of(value: Any, of: str) -> dict[Any, Any]:
 
 
 def collated(
-    samples: Sequence[Any], collate: Callable[[list[Any]], Any] | None, memory: npt.NDArray[np.uint8] | None
-) -> tuple[dict[Any, npt.NDArray[Any]], int]:
-    """Return the arrays of a batch, in ``memory`` if they fit there, and the bytes that they need there.
+    samples: Sequence[Any],
+    collate: Callable[[list[Any]], Any] | None,
+    memory: npt.NDArray[np.uint8] | None,
+    tensors: Tensors | None = None,
+) -> tuple[dict[Any, npt.NDArray[Any]], int, dict[Any, Any] | None]:
+    """Return the arrays of a batch, in ``memory`` if they fit there, the bytes that they need there, and their form.
 
     Raises
     ------
@@ -278,13 +282,16 @@ def collated(
     """
     if collate is not None:
         batch = parts_of(call(collate, list(samples)), "the result of collate")
+        form, batch = (None, batch) if tensors is None else tensors.split(batch)
         parts = {name: [_array(name, part)] for name, part in batch.items()}
     else:
         every = [parts_of(sample, "a decoded sample") for sample in samples]
         for one in every[1:]:
             if one.keys() != every[0].keys():
                 raise ValueError(f"samples of one batch have different parts: {list(every[0])} and {list(one)}")
-        parts = {name: [_array(name, one[name]) for one in every] for name in every[0]}
+        by_name = {name: [one[name] for one in every] for name in every[0]}
+        form, by_name = (None, by_name) if tensors is None else tensors.stacked(by_name)
+        parts = {name: [_array(name, value) for value in values] for name, values in by_name.items()}
     needed = sum(-(-sum(array.nbytes for array in arrays) // ALIGNMENT) * ALIGNMENT for arrays in parts.values())
     place = memory if memory is not None and needed <= memory.nbytes else None
     found: dict[Any, npt.NDArray[Any]] = {}
@@ -300,7 +307,7 @@ def collated(
             offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
         _fill(name, np.asarray(target), arrays, collate is not None)
         found[name] = target
-    return found, needed
+    return found, needed, form
 
 
 def _fill(name: Any, target: npt.NDArray[Any], arrays: list[npt.NDArray[Any]], is_whole: bool) -> None:
