@@ -120,10 +120,10 @@ BUGS = [
         "copy-before-the-upload",
         "Samples are decoded into other memory and copied into the slot.",
         "_threads.py",
-        "                self._decoder.write(index, job.sample(row), job.slot.row(row), *place)\n",
+        "                self._decoder.write(index, job.sample(row), job.slot.row(row), place)\n",
         "                out = job.slot.row(row)\n"
         "                copies = {name: view.copy() for name, view in out.items()}\n"
-        "                self._decoder.write(index, job.sample(row), copies, *place)\n"
+        "                self._decoder.write(index, job.sample(row), copies, place)\n"
         "                for name, view in out.items():\n"
         "                    view[...] = copies[name]\n",
         "tests/data/test_without_copies.py::test_the_device_reads_the_memory_that_decode_wrote",

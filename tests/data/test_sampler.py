@@ -100,6 +100,22 @@ async def test_states_name_the_kind_of_their_order(device: Device) -> None:
         loader(device).load_state_dict(state | {"sampler": 3})
 
 
+async def test_a_state_of_an_earlier_version_is_loaded(device: Device) -> None:
+    state = {
+        "version": 1,
+        "epoch": 2,
+        "position": 4,
+        "batches": 2,
+        "ahead": [[3, 4]],
+        "samples": 10,
+        "shuffle": [0, None],
+    }
+    async with DataLoader(device, range(10), batch_size=2, shuffle=Shuffle(0)) as each:
+        each.load_state_dict(state)
+        assert each.state_dict() == state
+        assert [batch.number async for batch in each] == [2, 4]
+
+
 async def test_ranks_with_different_samplers_have_no_common_state(device: Device) -> None:
     states = []
     for rank in range(2):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,9 @@ class Layout:
         return RowViews({name: array[row, ...] for name, array in arrays.items()})
 
 
+#: The epoch of a sample, and its position in the order of all ranks.
+Place: TypeAlias = tuple[int, int]
+
 #: Bytes that a row is filled with before `decode`, to find those that it leaves unwritten.
 PATTERNS = (0xA5, 0x5A)
 
@@ -126,22 +129,20 @@ class SampleDecoder:
         self.keywords = keywords
         self.seed = seed
 
-    def write(
-        self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int = 0, position: int = 0
-    ) -> None:
-        """Write a sample into views of its fields. ``position`` is its place in the order of all ranks."""
+    def write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], place: Place = (0, 0)) -> None:
+        """Write a sample into views of its fields."""
         if self.checks:
-            self._write_checked(index, sample, out, epoch, position)
+            self._write_checked(index, sample, out, place)
         else:
-            self._write(index, sample, out, epoch, position)
+            self._write(index, sample, out, place)
 
-    def _write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int, position: int) -> None:
+    def _write(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], place: Place) -> None:
         if self.source is not None:
             sample = self.source[index]
         if self.decode is None:
             _copy_sample(sample, out)
         elif self.keywords:
-            self.decode(sample, out, **self._values(epoch, position))
+            self.decode(sample, out, **self._values(*place))
         else:
             self.decode(sample, out)
 
@@ -156,9 +157,7 @@ class SampleDecoder:
             values["rng"] = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
         return values
 
-    def _write_checked(
-        self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], epoch: int, position: int
-    ) -> None:
+    def _write_checked(self, index: int, sample: Any, out: Mapping[Any, npt.NDArray[Any]], place: Place) -> None:
         """Write a sample over a pattern; if some of it is left, again over another one: a value may be the pattern.
 
         Raises
@@ -170,7 +169,7 @@ class SampleDecoder:
         for pattern in PATTERNS:
             for view in out.values():
                 _bytes_of(view)[...] = pattern
-            self._write(index, sample, out, epoch, position)
+            self._write(index, sample, out, place)
             masks = {name: (_bytes_of(out[name]) == pattern) & before for name, before in kept.items()}
             kept = {name: mask for name, mask in masks.items() if _has_run(mask, out[name])}
             if not kept:
@@ -181,13 +180,13 @@ class SampleDecoder:
             f"sample there; write each field, such as out[{next(iter(kept))!r}][...] = 0"
         )
 
-    def result(self, index: int, sample: Any, epoch: int = 0, position: int = 0) -> Any:
+    def result(self, index: int, sample: Any, place: Place = (0, 0)) -> Any:
         """Return a decoded sample: the arrays that `collate` stacks."""
         if self.source is not None:
             sample = self.source[index]
         if self.keywords:
             assert self.decode is not None
-            return self.decode(sample, **self._values(epoch, position))
+            return self.decode(sample, **self._values(*place))
         return sample if self.decode is None else self.decode(sample)
 
 

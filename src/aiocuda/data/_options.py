@@ -95,7 +95,7 @@ class LoaderOptions:
             raise InvalidArgumentError(f"prefetch is at most {MAX_PREFETCH} batches, not {prefetch}", prefetch=prefetch)
         shard = _checked_shard(shard)
         if sampler is not None:
-            _check_order(sampler, shuffle, kind, shard[1])
+            check_sampler(sampler, kind != "map", shuffle, shard[1])
         return cls(
             source=source,
             kind=kind,
@@ -184,18 +184,6 @@ def _keywords_of(decode: Any, positional: int) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {each.name for each in parameters if each.kind in kinds and each.name not in bound}
     return tuple(sorted(named & {"rng", "epoch"}))
-
-
-def _check_order(sampler: Any, shuffle: Any, kind: SourceKind, world: int) -> None:
-    """Raise unless a sampler may give the order of a source of this kind."""
-    if kind != "map":
-        raise InvalidArgumentError(
-            "sampler= gives the indices of samples, and this source has none: give it __len__ and __getitem__, or use "
-            "shuffle=Shuffle(seed=0, window=1000)"
-        )
-    if shuffle is not None:
-        raise InvalidArgumentError("sampler= and shuffle= both give the order of the samples: leave one out")
-    check_sampler(sampler, world)
 
 
 def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:

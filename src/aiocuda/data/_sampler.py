@@ -71,8 +71,15 @@ class SampledOrder:
         return self._hash.hexdigest()
 
 
-def check_sampler(sampler: Any, world: int) -> None:
-    """Raise `InvalidTypeError` or `InvalidArgumentError` unless each epoch can iterate a sampler anew."""
+def check_sampler(sampler: Any, is_stream: bool, shuffle: Any, world: int) -> None:
+    """Raise `InvalidTypeError` or `InvalidArgumentError` unless a sampler can give the order of each epoch."""
+    if is_stream:
+        raise InvalidArgumentError(
+            "sampler= gives the indices of samples, and this source has none: give it __len__ and __getitem__, or use "
+            "shuffle=Shuffle(seed=0, window=1000)"
+        )
+    if shuffle is not None:
+        raise InvalidArgumentError("sampler= and shuffle= both give the order of the samples: leave one out")
     if not isinstance(sampler, Iterable):
         raise InvalidTypeError(f"sampler is an iterable of the indices of an epoch, not {sampler!r}")
     if isinstance(sampler, Iterator):

@@ -56,9 +56,9 @@ class ThreadDecoder:
         index, place = plan.indices[row], (plan.epoch, plan.positions[row])
         try:
             if self._has_fields:
-                self._decoder.write(index, job.sample(row), job.slot.row(row), *place)
+                self._decoder.write(index, job.sample(row), job.slot.row(row), place)
             else:
-                results[row] = self._decoder.result(index, job.sample(row), *place)
+                results[row] = self._decoder.result(index, job.sample(row), place)
         except BaseException as error:  # noqa: BLE001 - the loader raises it or skips the sample
             return error
         return None

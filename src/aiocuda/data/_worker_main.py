@@ -133,9 +133,9 @@ class _Worker:
                 sample = None if samples is None else samples.load(at)
                 index, place = request.indices[at], (request.epoch, request.positions[at])
                 if arrays is None:
-                    results[row] = pickled(self._decoder.result(index, sample, *place), buffers)
+                    results[row] = pickled(self._decoder.result(index, sample, place), buffers)
                 else:
-                    self._decoder.write(index, sample, Layout.row(arrays, row), *place)
+                    self._decoder.write(index, sample, Layout.row(arrays, row), place)
             except BaseException as error:  # noqa: BLE001 - the parent raises it or skips the sample
                 failures[row] = failure_from(error)
         self._status[0] = NO_ROW
