@@ -247,9 +247,10 @@ async def test_a_stream_that_is_captured_gets_no_batch_and_loses_none() -> None:
         async with DataLoader(device, range(3), output="torch") as loader:
             batches: Any = aiter(loader)
             assert (await anext(batches))[0].item() == 0
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            graph, stream, x = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.ones(1, device="cuda")
             with torch.cuda.stream(stream):
                 graph.capture_begin(capture_error_mode="thread_local")
+                x.add_(1)  # PyTorch warns of an empty graph
                 with pytest.raises(BusyError, match="is being captured into a graph"):
                     await anext(batches)
                 graph.capture_end()

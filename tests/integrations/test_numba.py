@@ -70,7 +70,8 @@ async def test_wait_in_place_of_async_done(device: Device) -> None:
             enqueue(theirs, x, 1.0)
         event.record(theirs)
         operation = ours.wait(thing)
-        assert operation.seen_state == "submitted"  # a query would come too late
+        ended = operation.done()
+        assert event.query() or not ended
         await quickly(operation)
         assert event.query()
     await quickly(ours.wait())
