@@ -116,6 +116,7 @@ check-format: $(call stamp,dev)
 
 check-floors: $(call stamp,dev)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --config tests/project/core.importlinter
 
 check-figures: $(call stamp,dev)
 	$(BIN)/python -m tests.benchmarks.readme --check

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from ._core import CLOSED, Chain, State
+from ._core import CLOSED, Chain, State, StreamOperation
+from ._core import Ring as Queue
 from .completion._foreign_work import handle_of
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, when_accepted, when_passed
-from .completion._queue import Queue
 from .completion._stream_load import StreamLoad
-from .completion._stream_operation import StreamOperation, check_awaited
+from .completion._transitions import check_awaited
 from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES

@@ -12,7 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, DriverError, Operation, SkippedError
 from aiocuda._base import _wakeups
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.device._resources import resources_of
 from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.helpers import Latch, Peer, Reports, block_until, open_peer, quickly, turns
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.python_core, pytest.mark.slow]
 MODULES = *QUEUE, _wakeups
 
 #: Functions in which an interrupt costs the waiter that was just taken out of the list.
-WAKING = "QueuedOperation._wake", "QueuedOperation.wake_waiters", "Waiters.pop"
+WAKING = "StreamOperation._wake", "StreamOperation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:

@@ -18,7 +18,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Kernel, Operation, Stream
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.device._resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol import Notifier, Port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from tests.helpers import block_until, open_peer
 
 pytestmark = pytest.mark.asyncio

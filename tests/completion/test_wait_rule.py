@@ -58,7 +58,7 @@ def simulated(
 def parked(*, predicted: float = 0.0, repeats: bool = False, armed: bool = True) -> Watch:
     watch = Watch()
     watch.since, watch.predicted, watch.repeats = 100.0, predicted, repeats
-    watch.armed = object() if armed else None  # type: ignore[assignment]  # the rule asks whether there is one
+    watch.armed = object() if armed else None  # the rule asks whether there is one
     return watch
 
 

@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(builder.can_compile() is not None, reason=st
 
 def test_all_modules_of_the_core_are_sources() -> None:
     """A new module must be listed, or the extension would lack it, and its edits would not be noticed."""
-    apart = {"__init__", "_calls", "_form", "_hatch_hook", "_obstacles", "_sources", "_state", "build"}
+    apart = {"__init__", "_calls", "_extra", "_form", "_hatch_hook", "_obstacles", "_sources", "_state", "build"}
     assert {path.stem for path in FOLDER.glob("*.py")} - {"_compiled"} == {*MODULES, *apart}
 
 
@@ -33,11 +33,11 @@ def test_joined_source_is_python_and_has_all_names() -> None:
     text = builder.joined()
     compile(text, "joined", "exec")
     assert "TYPE_CHECKING:" not in text
-    assert not re.search(r"^from \._(?!state|obstacles)", text, re.MULTILINE)
+    assert not re.search(r"^from \._(?!extra|state|obstacles)", text, re.MULTILINE)
     defined = set(re.findall(r"^(?:class|def) (\w+)|^(\w+) = ", text, re.MULTILINE))
     found = {name for pair in defined for name in pair}
     constants = {name for name in names_of_the_core if name.isupper()} - {"INSTANT", "INTERNAL"}
-    assert set(names_of_the_core) - constants - {"State"} <= found
+    assert set(names_of_the_core) - constants - {"CopyOut", "Extra", "State"} <= found
     assert joined["__name__"] == "joined"
 
 

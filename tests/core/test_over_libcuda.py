@@ -19,9 +19,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError
+from aiocuda._core import stream_operation
 from aiocuda._core._form import form
 from aiocuda.completion._policy import CompletionPolicy
-from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.driver.cuda import _library
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import CompiledKernel
@@ -409,7 +409,7 @@ import pytest
 import aiocuda
 from aiocuda._core._form import form
 from aiocuda.completion._policy import CompletionPolicy
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from tests.core.test_over_libcuda import EMPTY, opened
 from tests.driver.cuda.fake import Fake
 

@@ -21,8 +21,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Operation, Stream
-from aiocuda._core import BoundCall, _memory_fields
-from aiocuda.completion._stream_operation import StreamOperation, stream_operation
+from aiocuda._core import BoundCall, StreamOperation, _memory_fields, stream_operation
 from tests.completion.interrupts import sweep
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, until
 

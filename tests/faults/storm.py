@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda.completion._stream_operation import StreamOperation
+from aiocuda._core import StreamOperation
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._host_writes import HOST_WRITES
 from aiocuda.testing.fixtures import left_on

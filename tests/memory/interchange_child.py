@@ -21,7 +21,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.testing import Latch
 from tests.helpers import SPIN
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import AsyncCoordinator, BusyError, Device, DeviceFault, InvalidTypeError, Kernel, Stream
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.driver.host import HostDriver
 from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import SimulatedDriver, SimulatedLoop

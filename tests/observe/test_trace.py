@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Pipeline, Slot, Stage, Stream
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.observe import StreamProfiler, Timeline, TimelineSpan
 from aiocuda.observe._loop_monitor import BLOCKED

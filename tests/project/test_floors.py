@@ -15,12 +15,12 @@ from tests.project.tree import PACKAGE, ROOT
 pytestmark = pytest.mark.slow
 
 
-def lint(tree: Path) -> tuple[int, str]:
+def lint(tree: Path, config: str = "pyproject.toml") -> tuple[int, str]:
     """Run import-linter on the package in a folder. Return its exit code and output."""
     pytest.importorskip("importlinter")
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     finished = subprocess.run(
-        [sys.executable, "-c", command, "--no-cache", "--no-logo", "--config", str(ROOT / "pyproject.toml")],
+        [sys.executable, "-c", command, "--no-cache", "--no-logo", "--config", str(ROOT / config)],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
@@ -66,6 +66,16 @@ def test_planted_violation_is_found(tree: Path, file: str, line: str, broken: st
     status, output = lint(tree)
     assert status == 1
     assert [line for line in output.splitlines() if broken in line and "BROKEN" in line]
+
+
+def test_type_from_above_in_the_core_is_found(tree: Path) -> None:
+    status, output = lint(tree, "tests/project/core.importlinter")
+    assert status == 0, output
+    with (tree / "aiocuda" / "_core" / "_watch.py").open("a", encoding="utf-8") as module:
+        module.write("\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..completion import _reactor\n")
+    status, output = lint(tree, "tests/project/core.importlinter")
+    assert status == 1
+    assert "not even a type BROKEN" in output
 
 
 @pytest.mark.parametrize("place", ["aiocuda/new_module.py", "aiocuda/driver/new_module.py"])

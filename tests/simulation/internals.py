@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiocuda._core import INTERNAL, Operation, State
+from aiocuda._core import INTERNAL, Operation, State, StreamOperation, stream_operation
 from aiocuda.completion._host_queue import MOST_PER_PUMP
-from aiocuda.completion._stream_operation import TRANSITIONS, StreamOperation, stream_operation
 from aiocuda.completion._submission import Submission
+from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.coordination._bracket import scheduled as bracket_node
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.device._event import Event

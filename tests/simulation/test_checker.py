@@ -16,9 +16,8 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda._base._failure import Poison
-from aiocuda._core import DONE, SUBMITTED, new_operation
+from aiocuda._core import DONE, SUBMITTED, StreamOperation, new_operation, stream_operation
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_operation import StreamOperation, stream_operation
 from aiocuda.device._resources import resources_of
 from aiocuda.device.streams._memory_access import MemoryAccess
 from aiocuda.driver.simulated import SimulatedDriver, Upset

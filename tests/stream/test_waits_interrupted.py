@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiocuda import Operation, Stream
+from aiocuda._core import stream_operation
 from aiocuda.completion import _reactor
-from aiocuda.completion._stream_operation import stream_operation
 from aiocuda.device.streams import _joins
 from aiocuda.errors import DriverError, SkippedError
 from tests.completion.interrupts import QUEUE, sweep

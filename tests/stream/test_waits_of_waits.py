@@ -19,7 +19,7 @@ from aiocuda import (
     Stream,
     StreamGroup,
 )
-from aiocuda.completion._stream_operation import stream_operation
+from aiocuda._core import stream_operation
 from aiocuda.device.streams._joins import join
 from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel

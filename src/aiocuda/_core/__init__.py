@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._extra import CopyOut, Extra
 from ._obstacles import BARRED, CLOSED, COMPLICATED, ENDED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
 from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from ._memory_fields import MemoryFields
     from ._native import Native
     from ._operation import INTERNAL, HasOperation, Operation
-    from ._queued_operation import QueuedOperation
-    from ._queued_operation import Waiter as Waiter
     from ._ring import Obstacle, Ring, new_id, new_operation, nothing
+    from ._stream_operation import StreamOperation, stream_operation
+    from ._stream_operation import Waiter as Waiter
     from ._turn import Turn
     from ._watch import Watch
 else:
@@ -46,8 +47,8 @@ else:
 __all__ = [
     "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "ENDED", "FAILED", "FAULTED", "INACTIVE", "INSTANT",
     "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
-    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "Countdown", "DeviceHot",
-    "EnqueuingStream", "Estimate", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields", "Native",
-    "Obstacle", "Operation", "QueuedOperation", "ReactorHot", "Ring", "State", "Turn", "Watch", "gather", "new_id",
-    "new_operation", "nothing",
+    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "CopyOut", "Countdown", "DeviceHot",
+    "EnqueuingStream", "Estimate", "Extra", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields",
+    "Native", "Obstacle", "Operation", "ReactorHot", "Ring", "State", "StreamOperation", "Turn", "Watch", "gather",
+    "new_id", "new_operation", "nothing", "stream_operation",
 ]  # fmt: skip

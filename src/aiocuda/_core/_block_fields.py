@@ -9,15 +9,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..completion._stream_operation import StreamOperation
     from ..driver.protocol import Driver
-    from ..memory._accesses import Ranges
-    from ..memory._allocator import DeviceMemory
-    from ..memory._managed import ManagedPool
-    from ..memory._pinned import PinnedPool
-    from ..memory._region import Region
-    from ..memory.interchange._foreign import ForeignMemory
     from ._ring import Ring
+    from ._stream_operation import StreamOperation
 
 __all__ = ["BlockFields"]
 
@@ -65,7 +59,7 @@ class BlockFields:
 
     def __init__(
         self, driver: Driver, device: int, address: int, nbytes: int, home: Ring | None,
-        owner: DeviceMemory | ManagedPool | PinnedPool | ForeignMemory, shape: tuple[int, ...] | None = None,
+        owner: Any, shape: tuple[int, ...] | None = None,
         dtype: np.dtype[Any] | None = None,
     ) -> None:  # fmt: skip
         self.driver = driver
@@ -80,9 +74,9 @@ class BlockFields:
         self.peers: dict[Ring, StreamOperation[Any]] | None = None
         self.dependencies: dict[StreamOperation[Any], None] | None = None
         self.allocation_event: StreamOperation[Any] | None = None
-        self.poison: defaultdict[Any, Ranges[Any]] | None = None
+        self.poison: defaultdict[Any, Any] | None = None
         self.assigned = 0
-        self.region: Region | None = None
+        self.region: Any = None
         self.freed = False
         self.ready = True
 

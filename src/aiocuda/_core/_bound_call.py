@@ -10,9 +10,9 @@ from ..driver.protocol import native_call
 from ._calls import COMPILED, copy_context, new_object, next_id
 from ._native import Native
 from ._state import IN_CALL, SUBMITTED
+from ._stream_operation import StreamOperation
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
     from ..driver.protocol import RecordedCall
     from ._estimate import Estimate
     from ._ring import Ring
@@ -64,9 +64,8 @@ class BoundCall:
             or (listeners is not None and listeners.timing)
         ):
             return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
-        operation: StreamOperation[Any] = (
-            new_object(hot.operation_class) if COMPILED else hot.operation_class()
-        )  # the same as `new_operation`, without its call
+        # The same as `new_operation`, without its call.
+        operation: StreamOperation[Any] = new_object(StreamOperation) if COMPILED else StreamOperation()
         operation.id = number = next_id()
         operation.kind = self.kind
         operation.queue = queue

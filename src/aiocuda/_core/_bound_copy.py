@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ._bound_call import BoundCall
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
-    from ..memory._block import Block
-    from ..memory._buffer import DeviceBuffer
-    from ..memory._host_writes import HostWrites
-    from ..memory._pinned import PinnedBuffer
+    from ._block_fields import BlockFields
     from ._estimate import Estimate
     from ._ring import Ring
+    from ._stream_operation import StreamOperation
 
 __all__ = ["BoundCopy"]
 
@@ -34,10 +31,7 @@ class BoundCopy(BoundCall):
 
     __slots__ = ("_address", "_device", "_dtype", "_host", "_host_writes", "_nbytes", "_shape", "_uploads")
 
-    def __init__(
-        self, kind: str, queue: Ring, device: DeviceBuffer, host: PinnedBuffer, estimate: Estimate,
-        host_writes: HostWrites,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: str, queue: Ring, device: Any, host: Any, estimate: Estimate, host_writes: Any) -> None:
         stream, nbytes = queue.handle, device.nbytes
         driver = queue.driver
         if kind == "upload":
@@ -47,7 +41,8 @@ class BoundCopy(BoundCall):
             ends = (stream, host.address, device.address, nbytes)
             super().__init__(queue, kind, estimate, driver.recorded_download(*ends), lambda _: driver.download(*ends))
         self._uploads = kind == "upload"
-        self._device, self._host = weakref.ref(device), weakref.ref(host)
+        self._device: Any = weakref.ref(device)
+        self._host: Any = weakref.ref(host)
         self._address, self._nbytes = host.address, nbytes
         self._shape, self._dtype = host.shape, host.dtype
         self._host_writes = host_writes
@@ -63,10 +58,9 @@ class BoundCopy(BoundCall):
         """
         if self._device() is not device or self._host() is not host:
             return None
-        array: Any = host
-        memory: Block = device._block  # type: ignore[union-attr]  # it is no None: the caller passed it
-        pinned: Block = array._block
-        queue, flags = self.queue, array.flags
+        memory: BlockFields = device._block
+        pinned: BlockFields = host._block
+        queue, flags = self.queue, host.flags
         used = memory.uses.get(queue)
         if (
             used is None
@@ -75,8 +69,8 @@ class BoundCopy(BoundCall):
             or (used.extra is not None and used.failure is not None)
             or memory.owner.closed
             or pinned.owner.closed
-            or array.dtype is not self._dtype
-            or array.shape != self._shape
+            or host.dtype is not self._dtype
+            or host.shape != self._shape
         ):
             return None
         if self._uploads:

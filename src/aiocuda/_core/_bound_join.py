@@ -11,10 +11,10 @@ from ._calls import COMPILED
 from ._obstacles import BARRED
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
     from ._bound_call import BoundCall
     from ._lease import Lease
     from ._ring import Ring
+    from ._stream_operation import StreamOperation
 
 __all__ = ["BoundJoin"]
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ._bound_call import BoundCall
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
     from ..driver.protocol import Launcher, RecordedCall
-    from ..kernels import Kernel
-    from ..memory._block import Block
+    from ._block_fields import BlockFields
     from ._estimate import Estimate
     from ._ring import Ring
+    from ._stream_operation import StreamOperation
 
 __all__ = ["BoundLaunch"]
 
@@ -36,7 +35,7 @@ class BoundLaunch(BoundCall):
 
     def __init__(
         self, queue: Ring, call: RecordedCall, launcher: Launcher, estimate: Estimate,
-        pointers: tuple[int, ...], converters: tuple[Callable[[Any], Any], ...], kernel: Kernel,
+        pointers: tuple[int, ...], converters: tuple[Callable[[Any], Any], ...], kernel: Any,
     ) -> None:  # fmt: skip
         super().__init__(queue, "launch", estimate, call, launcher)
         self.launcher = launcher
@@ -60,7 +59,7 @@ class BoundLaunch(BoundCall):
             for convert, argument in zip(self.converters, args):  # noqa: B905 - just counted
                 values.append(convert(argument))
         for index in self.pointers:
-            memory: Block = args[index]._block
+            memory: BlockFields = args[index]._block
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ._state import DONE
 
 if TYPE_CHECKING:
-    from ..completion._queue import Queue
-    from ..completion._stream_operation import StreamOperation
     from ._enqueuing_stream import EnqueuingStream
+    from ._ring import Ring
+    from ._stream_operation import StreamOperation
 
 __all__ = ["Chain"]
 
@@ -35,12 +35,12 @@ class Chain:
 
     def __init__(
         self, names: Sequence[str], functions: Sequence[Callable[[Any], Any]], streams: Sequence[EnqueuingStream],
-        queues: Sequence[Queue],
+        queues: Sequence[Ring],
     ) -> None:  # fmt: skip
         self._names = tuple(names)
         self._functions = tuple(functions)
         self._streams = tuple(streams)
-        self._queues: tuple[Any, ...] = tuple(queues)
+        self._queues: tuple[Ring, ...] = tuple(queues)
         self.position = 0
 
     def enqueue(self, start: int, slot: Any, ends: list[StreamOperation[Any] | None], returned: dict[str, Any]) -> int:

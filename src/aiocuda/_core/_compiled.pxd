@@ -68,7 +68,7 @@ cdef class Watch:
     cdef public long long target
 
 cdef class DeviceHot:
-    cdef public object listeners, operation_class
+    cdef public object listeners
     cdef public bint guarded
     cdef public Py_ssize_t limit
     cdef public double linger
@@ -111,7 +111,7 @@ cdef class Native:
 cdef class Operation:
     cdef public object id, kind
 
-cdef class QueuedOperation(Operation):
+cdef class StreamOperation(Operation):
     cdef object __weakref__
     cdef public Ring queue
     cdef public object context, value, keep, waiters, extra, own_label, call, arguments, gate
@@ -140,61 +140,61 @@ cdef class Ring:
     cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double _asked_at, last_busy, last_resolved
-    cdef public QueuedOperation _target, awaiting
+    cdef public StreamOperation _target, awaiting
     cdef public bint _resolving
-    cpdef append(self, QueuedOperation operation)
+    cpdef append(self, StreamOperation operation)
     cpdef check_loop(self)
     cpdef check(self)
     cpdef bint ends_with(self, object operation) except -1
     @cython.locals(lease=Lease)
-    cpdef follow(self, QueuedOperation operation)
+    cpdef follow(self, StreamOperation operation)
     cpdef last_work(self)
-    @cython.locals(operation=QueuedOperation, estimate=Estimate, refill=cython.Py_ssize_t, index=cython.Py_ssize_t,
+    @cython.locals(operation=StreamOperation, estimate=Estimate, refill=cython.Py_ssize_t, index=cython.Py_ssize_t,
                    repeats=cython.bint, copies_out=cython.bint)
     cpdef awaited(self)
-    cpdef attend(self, QueuedOperation operation=*)
+    cpdef attend(self, StreamOperation operation=*)
     @cython.locals(now=cython.double, lease=Lease, idle=list)
-    cpdef submit(self, QueuedOperation operation, object call, object arguments, bint ahead=*)
+    cpdef submit(self, StreamOperation operation, object call, object arguments, bint ahead=*)
     cpdef enqueue_unusual(self, object kind, Estimate estimate, object keep, object call, object values, object label)
-    cpdef move_to_end(self, QueuedOperation operation)
-    cpdef return_lease(self, QueuedOperation operation, Lease lease)
-    cpdef QueuedOperation marker(self)
-    @cython.locals(marker=QueuedOperation)
-    cpdef QueuedOperation submit_marker(self)
+    cpdef move_to_end(self, StreamOperation operation)
+    cpdef return_lease(self, StreamOperation operation, Lease lease)
+    cpdef StreamOperation marker(self)
+    @cython.locals(marker=StreamOperation)
+    cpdef StreamOperation submit_marker(self)
     cpdef end(self)
     cpdef Py_ssize_t poll(self, Py_ssize_t budget=*, bint awaited=*, bint newest_only=*) except -1
-    @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=QueuedOperation, newest=QueuedOperation,
-                   proven=QueuedOperation, target=QueuedOperation, lease=Lease)
+    @cython.locals(known=cython.Py_ssize_t, resolved=cython.Py_ssize_t, operation=StreamOperation, newest=StreamOperation,
+                   proven=StreamOperation, target=StreamOperation, lease=Lease)
     cdef Py_ssize_t _poll(self, Py_ssize_t budget, bint awaited, bint newest_only) except -1
     @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
-    cpdef look_ahead(self, QueuedOperation operation)
+    cpdef look_ahead(self, StreamOperation operation)
     cpdef glance(self)
     cdef bint _was_asked(self) except -1
     @cython.locals(hot=DeviceHot, lease=Lease, now=cython.double, estimate=Estimate)
-    cpdef resolve_to(self, QueuedOperation operation)
+    cpdef resolve_to(self, StreamOperation operation)
     @cython.locals(turn=Turn, known=cython.Py_ssize_t, most=cython.Py_ssize_t, resolved=cython.Py_ssize_t)
-    cdef _resolve_up_to(self, QueuedOperation operation)
+    cdef _resolve_up_to(self, StreamOperation operation)
     @cython.locals(count=cython.Py_ssize_t)
     cdef Py_ssize_t _count_to(self, object operation) except -1
     @cython.locals(lease=Lease, hot=DeviceHot, guarded=cython.bint, now=cython.double, until=cython.double,
                    longest=cython.double, estimate=Estimate)
-    cpdef linger(self, QueuedOperation operation, object gathered=*)
+    cpdef linger(self, StreamOperation operation, object gathered=*)
     @cython.locals(longest=cython.double, estimate=Estimate)
-    cdef double _patience(self, QueuedOperation operation, double now) except -1
-    @cython.locals(listened=cython.bint, is_special=cython.bint, first=QueuedOperation, head=QueuedOperation, sampled=Estimate, estimate=Estimate,
+    cdef double _patience(self, StreamOperation operation, double now) except -1
+    @cython.locals(listened=cython.bint, is_special=cython.bint, first=StreamOperation, head=StreamOperation, sampled=Estimate, estimate=Estimate,
                    resolved=cython.Py_ssize_t, done=cython.Py_ssize_t, timed=cython.Py_ssize_t, now=cython.double,
                    lease=Lease, countdown=Countdown)
     cdef Py_ssize_t _resolve(self, Py_ssize_t known, Py_ssize_t most) except -1
     @cython.locals(lease=Lease)
-    cdef bint _has_passed(self, QueuedOperation operation) except -1
-    @cython.locals(operation=QueuedOperation)
-    cdef QueuedOperation _newest_recorded(self)
+    cdef bint _has_passed(self, StreamOperation operation) except -1
+    @cython.locals(operation=StreamOperation)
+    cdef StreamOperation _newest_recorded(self)
     @cython.locals(answer=cython.int)
     cdef bint _is_done(self, Lease lease) except -1
     @cython.locals(busy=cython.double, start=cython.double, watch=Watch, foreseen=cython.double)
-    cdef _after_resolving(self, Estimate sampled, QueuedOperation first, QueuedOperation last, Py_ssize_t timed, double now)
+    cdef _after_resolving(self, Estimate sampled, StreamOperation first, StreamOperation last, Py_ssize_t timed, double now)
 
-@cython.locals(operation=QueuedOperation)
+@cython.locals(operation=StreamOperation)
 cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object made=*)
 
 cdef class BoundCall:
@@ -204,20 +204,20 @@ cdef class BoundCall:
     cdef Estimate _after_wait
     cdef object _call, _unrecorded
     cdef Native _native
-    @cython.locals(queue=Ring, hot=DeviceHot, operation=QueuedOperation, lease=Lease, at=cython.double,
+    @cython.locals(queue=Ring, hot=DeviceHot, operation=StreamOperation, lease=Lease, at=cython.double,
                    idle=list, number=cython.longlong)
     cpdef enqueue(self, object values, object keep, object label=*)
 
 cdef class BoundLaunch(BoundCall):
     cdef public object launcher, kernel
     cdef public tuple pointers, converters
-    @cython.locals(queue=Ring, index=cython.Py_ssize_t, used=QueuedOperation, operation=QueuedOperation)
+    @cython.locals(queue=Ring, index=cython.Py_ssize_t, used=StreamOperation, operation=StreamOperation)
     cpdef repeat(self, tuple args, object label=*, object values=*)
 
 cdef class BoundCopy(BoundCall):
     cdef object _address, _device, _dtype, _host, _host_writes, _nbytes, _shape
     cdef bint _uploads
-    @cython.locals(queue=Ring, used=QueuedOperation)
+    @cython.locals(queue=Ring, used=StreamOperation)
     cpdef repeat(self, object device, object host)
 
 cdef class LaunchFields:
@@ -232,7 +232,7 @@ cdef class EnqueuingStream:
 cdef class Chain:
     cdef tuple _functions, _names, _queues, _streams
     cdef public Py_ssize_t position
-    @cython.locals(names=tuple, queues=tuple, queue=Ring, end=QueuedOperation, position=cython.Py_ssize_t)
+    @cython.locals(names=tuple, queues=tuple, queue=Ring, end=StreamOperation, position=cython.Py_ssize_t)
     cpdef Py_ssize_t enqueue(self, Py_ssize_t start, object slot, list ends, dict returned) except -1
 
 cdef class BoundJoin:
@@ -240,8 +240,8 @@ cdef class BoundJoin:
     cdef tuple _others
     cdef BoundCall _waiting, _recorded
     cdef object _wait, _unusual, _follow
-    @cython.locals(first=Ring, others=tuple, hot=DeviceHot, queue=Ring, tail=QueuedOperation, lease=Lease,
-                   leases=list, joined=QueuedOperation, event=Lease)
+    @cython.locals(first=Ring, others=tuple, hot=DeviceHot, queue=Ring, tail=StreamOperation, lease=Lease,
+                   leases=list, joined=StreamOperation, event=Lease)
     cpdef join(self)
     @cython.locals(native=Native, lease=Lease)
     cdef bint _waits_in_c(self, list leases) except -1
@@ -268,14 +268,14 @@ cdef class Gathering:
     cdef bint _return_exceptions
     cdef object _callbacks
     cdef Countdown _countdown
-    @cython.locals(operation=QueuedOperation, last=QueuedOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
+    @cython.locals(operation=StreamOperation, last=StreamOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
     cdef list _unfinished(self, dict queues)
-    @cython.locals(operation=QueuedOperation)
+    @cython.locals(operation=StreamOperation)
     cdef _wait_by(self, Countdown countdown, list waiting)
-    @cython.locals(operation=QueuedOperation)
+    @cython.locals(operation=StreamOperation)
     cdef _leave(self, Countdown countdown, list waiting)
-    @cython.locals(operation=QueuedOperation, queue=Ring, turn=Turn)
+    @cython.locals(operation=StreamOperation, queue=Ring, turn=Turn)
     cdef bint _has_to_yield(self, dict queues) except -1
-    @cython.locals(operation=QueuedOperation, outcomes=list)
+    @cython.locals(operation=StreamOperation, outcomes=list)
     cdef list _outcomes(self)
-    cdef QueuedOperation _failed(self)
+    cdef StreamOperation _failed(self)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from .._base._label import check_label
 from ._operation import Operation
-
-if TYPE_CHECKING:
-    from ..device.streams._hook import StreamHook
-    from ..device.streams._launches import Launches
-    from ..device.streams._transfers import Transfers
-    from ..kernels import Kernel
 
 __all__ = ["EnqueuingStream"]
 
@@ -23,24 +16,11 @@ class EnqueuingStream:
     __slots__ = ("_hook", "_launches", "_transfers")
 
     #: Runs in place of each method, if there is one: see `StreamHook`.
-    _hook: StreamHook | None
-    _launches: Launches
-    _transfers: Transfers
+    _hook: Any
+    _launches: Any
+    _transfers: Any
 
-    if TYPE_CHECKING:
-
-        @overload
-        def launch(
-            self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any,
-            shared_bytes: int = 0, label: str | None = None,
-        ) -> Operation[None]: ...  # fmt: skip
-
-        @overload
-        def launch(
-            self, kernel: Kernel, *args: Any, n: int, block: int = 256, shared_bytes: int = 0, label: str | None = None
-        ) -> Operation[None]: ...
-
-    def launch(  # type: ignore[misc] # mypy does not see that `unknown` takes the names of the first three
+    def launch(
         self, kernel: Any = None, grid: Any = None, block: Any = None, /, *args: Any, shared_bytes: int = 0,
         label: str | None = None, **unknown: Any,
     ) -> Operation[None]:  # fmt: skip
@@ -80,14 +60,15 @@ class EnqueuingStream:
             or shared_bytes is not launches.shared_bytes
         ):
             if not launches.find(kernel, grid, block, shared_bytes):
-                return launches.launch_first(kernel, grid, block, args, shared_bytes, label)
+                return launches.launch_first(kernel, grid, block, args, shared_bytes, label)  # type: ignore[no-any-return]
             bound = launches.last
             assert bound is not None
         if label is not None and (type(label) is not str or not label):
             label = check_label(label)
+        operation: Operation[None] | None
         operation = bound.repeat(args, label) if bound.converters or args else bound.enqueue((), args, label)
         if operation is None:
-            return launches.launch_unused(bound, args, None, label)
+            return launches.launch_unused(bound, args, None, label)  # type: ignore[no-any-return]
         launches.launches += 1
         return operation
 
@@ -111,13 +92,13 @@ class EnqueuingStream:
         """
         if label is not None or self._hook is not None:
             return self._copy_unusual(target, source, label)
-        return self._transfers.copy(target, source)
+        return self._transfers.copy(target, source)  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
         def _copy_unusual(self, target: Any, source: Any, label: str | None) -> Operation[None]: ...
 
         def _launch_unusual(
-            self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None,
+            self, kernel: Any, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None,
             unknown: dict[str, Any],
         ) -> Operation[None]: ...  # fmt: skip

@@ -14,13 +14,12 @@ from ..errors import BusyError, InvalidTypeError
 from ._calls import copy_context
 from ._countdown import Countdown
 from ._operation import HasOperation
-from ._queued_operation import QueuedOperation
 from ._state import DONE
+from ._stream_operation import StreamOperation
 
 if TYPE_CHECKING:
     from contextvars import Context
 
-    from ..completion._stream_operation import StreamOperation
     from ._ring import Ring
 
 __all__ = ["Gathering", "gather"]
@@ -35,7 +34,7 @@ def _operation(thing: object) -> Any:
     They are what `aiocuda.as_completed` takes, too. Futures of asyncio have no ``wait``.
     """
     found = getattr(thing, "operation", None)
-    if isinstance(found, QueuedOperation):
+    if isinstance(found, StreamOperation):
         return found
     if isinstance(thing, Awaitable) and hasattr(thing, "remove_done_callback") and hasattr(thing, "wait"):
         return thing
@@ -377,8 +376,8 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     found: list[Any] = []
     is_mixed = False
     for thing in operations:
-        each = thing if isinstance(thing, QueuedOperation) else _operation(thing)
-        is_mixed = is_mixed or not isinstance(each, QueuedOperation)
+        each = thing if isinstance(thing, StreamOperation) else _operation(thing)
+        is_mixed = is_mixed or not isinstance(each, StreamOperation)
         found.append(each)
     kind = MixedGathering if is_mixed else Gathering
     return kind(found, flag(return_exceptions, "return_exceptions"))

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from ..completion._listeners import Listeners
-    from ..completion._stream_operation import StreamOperation
     from ._lease import Lease
     from ._ring import Ring
 
@@ -36,21 +34,16 @@ class DeviceHot:
         `CompletionPolicy.linger`.
     idle_leases : list of Lease
         The idle events without timing, of `EventLeases`.
-    operation_class : type
-        Of the operations.
     """
 
-    __slots__ = ("guarded", "idle_leases", "limit", "linger", "listeners", "operation_class", "starts")
+    __slots__ = ("guarded", "idle_leases", "limit", "linger", "listeners", "starts")
 
-    def __init__(
-        self, limit: int, linger: float, idle_leases: list[Lease], operation_class: type[StreamOperation[Any]]
-    ) -> None:  # fmt: skip
+    def __init__(self, limit: int, linger: float, idle_leases: list[Lease]) -> None:
         self.limit = limit
         self.linger = linger
         self.idle_leases = idle_leases
-        self.operation_class = operation_class
         self.guarded = False
-        self.listeners: Listeners | None = None
+        self.listeners: Any = None
         self.starts: dict[int, Lease] = {}
 
 

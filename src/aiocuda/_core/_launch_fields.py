@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..kernels import Kernel
     from ._bound_launch import BoundLaunch
 
 __all__ = ["LaunchFields"]
@@ -30,7 +29,7 @@ class LaunchFields:
 
     def __init__(self) -> None:
         self.last: BoundLaunch | None = None
-        self.kernel: Kernel | None = None
+        self.kernel: Any = None
         self.grid: Any = None
         self.block: Any = None
         self.shared_bytes: Any = None

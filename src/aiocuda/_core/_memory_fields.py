@@ -10,12 +10,8 @@ from ._obstacles import REFUSING
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..completion._device_state import DeviceState
     from ..driver.protocol import Driver
-    from ..memory._block import Block
-    from ..memory._resource import MemoryResource
-    from ..memory._supply import Kept
-    from ..memory.adaptors import SizeClassResource
+    from ._block_fields import BlockFields
     from ._ring import Ring
 
 __all__ = ["MemoryFields"]
@@ -46,20 +42,20 @@ class MemoryFields:
                  "driver", "free_lists", "live", "live_bytes", "peak_bytes")  # fmt: skip
 
     def __init__(
-        self, device_state: DeviceState, block_class: type[Block], free_lists: SizeClassResource,
-        records: dict[int, Kept],
+        self, device_state: Any, block_class: type[Any], free_lists: Any,
+        records: dict[int, Any],
     ) -> None:  # fmt: skip
         self.device_state = device_state
         self.driver: Driver = device_state.driver
-        self.live: dict[int, tuple[int, Ring | None, MemoryResource]] = {}
+        self.live: dict[int, tuple[int, Ring | None, Any]] = {}
         self.live_bytes = self.peak_bytes = 0
-        self.free_lists: SizeClassResource | None = free_lists
+        self.free_lists: Any = free_lists
         self._device = device_state.device
         self._block_class = block_class
         self._lists, self._sizes, self._largest, self._most_kept = free_lists.tables()
         self._records = records
 
-    def take(self, queue: Ring, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block | None:
+    def take(self, queue: Ring, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a block that was freed in the stream, from its free list; None if there is none, or it is unusual.
 
         Other streams that use the block wait for the operation of its record: the last one before the free.
@@ -82,12 +78,12 @@ class MemoryFields:
                 self._records[address] = record
             addresses.append(address)
             return None
-        block = self._block_class(self.driver, self._device, address, nbytes, queue, self, shape, dtype)  # type: ignore[arg-type]
+        block = self._block_class(self.driver, self._device, address, nbytes, queue, self, shape, dtype)
         block.allocation_event = record[1]
         self.count(address, nbytes, queue, free_lists)
         return block
 
-    def give(self, block: Block) -> bool:
+    def give(self, block: BlockFields) -> bool:
         """Free a block into the free list of its own stream, in the order of that stream; False if that is unusual."""
         queue, free_lists = block.home, self.free_lists
         if (
@@ -128,7 +124,7 @@ class MemoryFields:
             raise
         return True
 
-    def count(self, address: int, nbytes: int, home: Ring | None, resource: MemoryResource) -> None:
+    def count(self, address: int, nbytes: int, home: Ring | None, resource: Any) -> None:
         """Count a block as live."""
         self.live[address] = (nbytes, home, resource)
         self.live_bytes += nbytes
@@ -139,7 +135,7 @@ class MemoryFields:
             if home.live_bytes > home.peak_bytes:
                 home.peak_bytes = home.live_bytes
 
-    def discard(self, address: int) -> tuple[int, Ring | None, MemoryResource] | None:
+    def discard(self, address: int) -> tuple[int, Ring | None, Any] | None:
         """Stop counting a block as live; return its record, or None if it is not live."""
         record = self.live.pop(address, None)
         if record is not None:

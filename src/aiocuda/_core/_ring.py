@@ -13,25 +13,23 @@ from typing import TYPE_CHECKING, Any
 from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
-from ._calls import COMPILED, copy_context, next_id
+from ._calls import COMPILED, copy_context, new_object, next_id
 from ._countdown import Countdown
 from ._estimate import CALLBACK_SECONDS, INSTANT
 from ._native import Native
 from ._obstacles import CLOSED, COMPLICATED, ENDED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED, UNASKED
 from ._operation import INTERNAL
 from ._state import DONE, IN_CALL, SUBMITTED
+from ._stream_operation import StreamOperation
 from ._watch import Watch
 
 if TYPE_CHECKING:
     import asyncio
 
     from .._base._failure import Poison
-    from ..completion._device_state import DeviceState
-    from ..completion._reactor import Reactor
-    from ..completion._stream_operation import StreamOperation
-    from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
     from ._estimate import Estimate
+    from ._hot import DeviceHot, ReactorHot
     from ._lease import Lease
 
 __all__ = ["Obstacle", "Ring", "new_id", "new_operation", "nothing"]
@@ -132,20 +130,20 @@ class Ring:
                  "on_host", "peak_bytes", "pending", "rare", "reactor", "reactor_hot", "unmarked_wait_at",
                  "watch")  # fmt: skip
 
-    rare: StreamQueue  # set by `new_queue`
+    rare: Any  # set by `new_queue`
 
-    def __init__(self, reactor: Reactor, handle: int, name: str) -> None:
+    def __init__(self, reactor: Any, handle: int, name: str) -> None:
         self.reactor = reactor
         self.name = name
         self.watch = Watch()
-        self.device_state: DeviceState = reactor.device_state
-        self.reactor_hot = reactor.hot
-        self.device_hot = reactor.device_state.hot
+        self.device_state = reactor.device_state
+        self.reactor_hot: ReactorHot = reactor.hot
+        self.device_hot: DeviceHot = reactor.device_state.hot
         self.obstacles = INACTIVE
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self.driver: Driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
-        self.now = self.driver.now
+        self.now: Callable[[], float] = self.driver.now
         self._record = self.driver.recorder(handle)
         native = native_call(self._record) if COMPILED else None
         self._native = None if native is None else Native(native)
@@ -491,7 +489,8 @@ class Ring:
                     self.last_busy = self.now()
                     return 0
         except DeviceFault as fault:
-            return self.rare.report_fault(operation, fault)
+            resolved: int = self.rare.report_fault(operation, fault)
+            return resolved
         # Counted last: a query may run code of the program, which enqueues, or asks and so resolves.
         known = 0 if proven is None else self._count_to(proven)
         resolved = self._resolve(known, budget) if pending else 0
@@ -798,7 +797,7 @@ def new_operation(
 
     An ``__init__`` would take 60 ns longer; a launch takes 1.3 µs beside the driver call.
     """
-    operation = queue.device_hot.operation_class() if made is None else made()
+    operation = (new_object(StreamOperation) if COMPILED else StreamOperation()) if made is None else made()
     operation.id = next_id()
     operation.kind = kind
     operation.queue = queue

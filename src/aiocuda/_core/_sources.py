@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 #: The modules that the extension has, each after those that it uses. `_state` and `_obstacles` are of both forms.
 MODULES = (
     *("_lease", "_countdown", "_estimate", "_turn", "_watch", "_hot", "_block_fields"),
-    *("_native", "_operation", "_queued_operation", "_ring", "_bound_call", "_bound_launch", "_bound_copy"),
+    *("_native", "_operation", "_stream_operation", "_ring", "_bound_call", "_bound_launch", "_bound_copy"),
     *("_bound_join", "_launch_fields", "_enqueuing_stream", "_chain", "_memory_fields", "_gather"),
 )
 

@@ -22,6 +22,6 @@ class State(enum.IntEnum):
 # The hot path compares plain integers: each use of an IntEnum member costs an attribute look-up.
 QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)
 
-#: `QueuedOperation.submitted_at` during the driver call of the operation. Code that runs in that call, such as a
+#: `StreamOperation.submitted_at` during the driver call of the operation. Code that runs in that call, such as a
 #: finaliser, may poll the stream: the operation is not done then, although it has no event.
 IN_CALL = -1.0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..completion._armed_notifier import ArmedNotifier
+from typing import Any
 
 __all__ = ["Watch"]
 
@@ -44,4 +41,4 @@ class Watch:
         self.attended = self.polling = self.parked = self.repeats = False
         self.poll_from = self.poll_until = self.since = self.looked = self.predicted = 0.0
         self.target = 0
-        self.armed: ArmedNotifier | None = None
+        self.armed: Any = None

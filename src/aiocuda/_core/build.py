@@ -215,7 +215,7 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
         made = Path(folder) / extension.name
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         command = [
-            *compiler, "-shared", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
+            *compiler, "-shared", "-s", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
             # Classes on the heap: `lacks` and `refuses` set attributes of `Operation`.
             "-DCYTHON_USE_TYPE_SPECS=1",
             f"-I{sysconfig.get_paths()['include']}", f"-I{_HERE}", str(source), "-o", str(made),

@@ -7,8 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .._core import Ring
-    from ._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["ArmedNotifier"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
-from .._core import DeviceHot
+from .._core import DeviceHot, StreamOperation
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
 from ._budget import Budget
@@ -21,7 +21,6 @@ from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
-from ._stream_operation import StreamOperation
 from ._submission import submitting
 from ._unseen_failure import UnseenFailure
 from ._waiting_calls import WaitingCalls
@@ -98,7 +97,7 @@ class DeviceState:
         self.driver = driver
         self.leases = EventLeases(driver, device)
         limit = min(max_in_flight, QUEUE_ENTRIES)  # until `_share` sets it
-        self.hot = DeviceHot(limit, self.policy.linger, self.leases.plain, StreamOperation)
+        self.hot = DeviceHot(limit, self.policy.linger, self.leases.plain)
         self.asynchronous = asynchronous
         self.advises = False
         self.device = device

@@ -9,8 +9,7 @@ from .._core import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
 
 if TYPE_CHECKING:
     from .._base._failure import Failure
-    from .._core import Ring
-    from ._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["Every", "Gate", "Submitted"]
 

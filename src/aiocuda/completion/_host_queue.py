@@ -15,9 +15,8 @@ from ._pumps import Pumps
 
 if TYPE_CHECKING:
     from .._base._failure import Failure
-    from .._core import Ring
+    from .._core import Ring, StreamOperation
     from ._gates import Gate
-    from ._stream_operation import StreamOperation
 
 __all__ = ["MOST_PER_PUMP", "HostQueue"]
 

@@ -11,8 +11,7 @@ from ..driver.protocol import RecordRefused
 from ..errors import DeviceFault, DriverError
 
 if TYPE_CHECKING:
-    from .._core import Lease, Ring
-    from ._stream_operation import StreamOperation
+    from .._core import Lease, Ring, StreamOperation
 
 __all__ = ["Interruption"]
 

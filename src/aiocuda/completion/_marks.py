@@ -7,9 +7,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from .._base._wakeups import Callback
-from .._core import ABANDONED, INSTANT, nothing
-from ._queue import Queue, own_queue
-from ._stream_operation import StreamOperation
+from .._core import ABANDONED, INSTANT, StreamOperation, nothing
 
 if TYPE_CHECKING:
     from .._core import Ring
@@ -17,15 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["enqueue_mark", "when_accepted", "when_passed"]
 
 
-def enqueue_mark(queue: Queue, kind: str) -> StreamOperation[None]:
+def enqueue_mark(queue: Ring, kind: str) -> StreamOperation[None]:
     """Enqueue an operation that does nothing: it is done when all earlier work of the stream is."""
-    return own_queue(queue).enqueue(kind, INSTANT, nothing, ())
+    return queue.enqueue(kind, INSTANT, nothing, ())
 
 
-def when_accepted(queue: Queue, function: Callable[[Queue], object], context: Context) -> None:
+def when_accepted(queue: Ring, function: Callable[[Ring], object], context: Context) -> None:
     """Call a function on the loop when the stream has accepted all that is on the host now, or has failed."""
-    own = own_queue(queue)
-    marker = own.marker()
+    marker = queue.marker()
     called = False
 
     def call(_: object = None) -> None:
@@ -33,10 +30,10 @@ def when_accepted(queue: Queue, function: Callable[[Queue], object], context: Co
         if not called:
             called = True
             marker.waiters = None
-            own.loop.call_soon(function, queue, context=context)
+            queue.loop.call_soon(function, queue, context=context)
 
     marker.add_waiter(Callback(call, context))
-    own.rare.host_queue.put(marker, call, ())
+    queue.rare.host_queue.put(marker, call, ())
 
 
 def when_passed(

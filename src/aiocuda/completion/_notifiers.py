@@ -19,9 +19,8 @@ from ._armed_notifier import ArmedNotifier
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
-    from .._core import Ring
+    from .._core import Ring, StreamOperation
     from ._event_watch import EventWatch
-    from ._stream_operation import StreamOperation
 
 __all__ = ["INDEX_SHIFT", "WATCHES", "NotifierPool"]
 

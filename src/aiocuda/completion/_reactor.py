@@ -45,10 +45,9 @@ from ._wait_rule import (
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
-    from .._core import Ring
+    from .._core import Ring, StreamOperation
     from ._armed_notifier import ArmedNotifier
     from ._event_watch import EventWatch
-    from ._stream_operation import StreamOperation
 
 __all__ = ["QueryGuard", "Reactor"]
 

@@ -9,8 +9,8 @@ from .._core import INTERNAL
 from ..driver.protocol import Driver
 
 if TYPE_CHECKING:
+    from .._core import StreamOperation
     from ._reactor import Reactor
-    from ._stream_operation import StreamOperation
 
 __all__ = ["oldest_unfinished", "reactors_of"]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ._listeners import Hooks, call_hooks, call_resolve_hooks
 
 if TYPE_CHECKING:
-    from .._core import Ring
-    from ._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["Reports"]
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._base._advice import advise
 from .._base._types import SourceLine
-from .._core import INTERNAL, Operation
+from .._core import INTERNAL, Operation, StreamOperation, stream_operation
 from ..errors import AiocudaError
 from ._methods import KINDS
-from ._stream_operation import StreamOperation, stream_operation
 
 if TYPE_CHECKING:
     from ._reactor import Reactor

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from ._queue import Queue, own_queue
-from ._stream_operation import StreamOperation
+from .._core import Ring, StreamOperation
 
 __all__ = ["StreamLoad"]
 
@@ -24,8 +23,8 @@ class StreamLoad:
 
     __slots__ = ("_queue",)
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = own_queue(queue)
+    def __init__(self, queue: Ring) -> None:
+        self._queue = queue
 
     @property
     def idle(self) -> bool:

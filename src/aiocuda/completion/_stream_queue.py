@@ -28,19 +28,20 @@ from .._core import (
     REFUSING,
     SHARED,
     SUBMITTED,
+    CopyOut,
     Estimate,
     Ring,
+    StreamOperation,
     new_operation,
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
 from ._captures import is_captured
-from ._extra import CopyOut
 from ._gates import Gate, Submitted
 from ._host_queue import HostQueue
 from ._interruption import Interruption
 from ._listeners import Hooks, Listeners
+from ._methods import KINDS
 from ._reports import Reports
-from ._stream_operation import StreamOperation
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
 from ._unseen_failure import UnseenFailure
 
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "new_queue", "stream_queue"]
+
+#: The kinds that have a size in bytes.
+_SIZED = frozenset(kind.name for kind in KINDS.values() if kind.size is not None)
 
 
 class StreamQueue:
@@ -476,7 +480,7 @@ class StreamQueue:
         if operation.submitted_at <= 0.0:
             return None  # the stream has not accepted it
         ring = self._ring()
-        lease = ring.device_state.leases.take()
+        lease: Lease = ring.device_state.leases.take()
         try:
             ring._record(lease.handle)
         except BaseException:
@@ -631,6 +635,22 @@ class StreamQueue:
         while not ring.idle and not ring.reactor.closed:
             if not await self._wait_for_marker(on_submit=False):
                 return  # otherwise the host queue was withdrawn with the marker: repeat with a new marker
+
+    async def settle_operation(self, operation: StreamOperation[Any]) -> None:
+        """Wait until the device has finished with an operation. Raise `ClosedError` if its end is unknown."""
+        operation.queue.check_loop()
+        if not operation.is_settled:
+            await self.settle()
+        if not operation.is_settled:
+            raise ClosedError(
+                f"{operation!r} was still with the device when that was closed: what it may touch stays in use"
+            )
+
+    @staticmethod
+    def size_of(operation: StreamOperation[Any]) -> int:
+        """Return the bytes that an unfinished transfer moves, or a fill sets; else 0."""
+        keep: Any = operation.keep if operation.kind in _SIZED else None
+        return 0 if keep is None else int((keep[0] if type(keep) is tuple else keep).nbytes)  # it begins with a buffer
 
     async def _wait_for_marker(self, on_submit: bool) -> bool:
         """Wait for a new marker. Return True if it was withdrawn before its turn."""

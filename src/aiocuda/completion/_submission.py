@@ -20,8 +20,7 @@ from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 
 if TYPE_CHECKING:
-    from .._core import Ring
-    from ._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "submitting"]
 

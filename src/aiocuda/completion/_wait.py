@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeAlias
 
 from .._base._checks import check_timeout, is_coroutine_function, is_function
-from .._core import Operation, QueuedOperation
+from .._core import Operation, StreamOperation
 from ..errors import BusyError, DriverNotAvailableError, InvalidTypeError, NoEventLoopError, UnsupportedError
 from ._foreign_work import Work, by_methods, work_of
 from ._polled_waits import PolledWait
@@ -89,7 +89,7 @@ def _operations_of(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) ->
     else:
         return [_foreign(x, loop, streams)]
     for operation in found:
-        owner = operation.queue if isinstance(operation, QueuedOperation) else operation
+        owner = operation.queue if isinstance(operation, StreamOperation) else operation
         if hasattr(owner, "check_loop"):
             owner.check_loop()
     return found

@@ -15,7 +15,6 @@ from .._base._failure import Poison
 from .._base._types import Priority
 from .._core import STAGING, Ring
 from ..completion._device_state import DeviceState
-from ..completion._queue import Queue, own_queue
 from ..completion._stream_queue import new_queue
 from ..errors import BusyError, ClosedError
 from ..memory._allocator import DeviceMemory
@@ -64,26 +63,24 @@ class DeviceStreams:
         return [queue.name for loop_state in self._loop_states for queue in loop_state.queues if not queue.closed]
 
     @staticmethod
-    def check_not_lent(queue: Queue) -> None:
+    def check_not_lent(queue: Ring) -> None:
         """Raise `BusyError` if the stream is lent: closing waits for its work, and the borrower may enqueue more."""
-        own = own_queue(queue)
-        if own.rare.lent and own.loop is _get_running_loop():
-            raise BusyError(f"{own.name} is lent: leave the `async with stream.lend()` block first")
+        if queue.rare.lent and queue.loop is _get_running_loop():
+            raise BusyError(f"{queue.name} is lent: leave the `async with stream.lend()` block first")
 
-    def refuse(self, queue: Queue) -> None:
+    def refuse(self, queue: Ring) -> None:
         """Refuse new work."""
-        own = own_queue(queue)
-        if not own.ended:
-            own.check_loop()
-            own.rare.refuse()
+        if not queue.ended:
+            queue.check_loop()
+            queue.rare.refuse()
 
     @staticmethod
-    def refuse_but_accepted(queue: Queue) -> None:
+    def refuse_but_accepted(queue: Ring) -> None:
         """Refuse new work. `let_in` opens the stream for work that its coordinator accepted earlier."""
-        own_queue(queue).rare.refuse(draining=True)
+        queue.rare.refuse(draining=True)
 
     @staticmethod
-    def let_in(queue: Queue) -> bool:
+    def let_in(queue: Ring) -> bool:
         """Open a stream that refuses new work, if `refuse_but_accepted` has closed it. Return whether it was closed.
 
         Raises
@@ -93,58 +90,55 @@ class DeviceStreams:
         BusyError
             The program captures the stream: the work of a coordinator cannot be part of a graph.
         """
-        own = own_queue(queue)
-        if own.recorded:
+        if queue.recorded:
             raise BusyError(
-                f"{own.name} is being captured, and an operation of a coordinator cannot be part of a graph: call the "
-                "stream's own methods, or leave the `with stream.capture()` block first"
+                f"{queue.name} is being captured, and an operation of a coordinator cannot be part of a graph: call "
+                "the stream's queue methods, or leave the `with stream.capture()` block first"
             )
-        was_closed = own.closed
+        was_closed = queue.closed
         if was_closed:
-            own.rare.let_in()
+            queue.rare.let_in()
         return was_closed
 
     @staticmethod
-    def handle_of(queue: Queue) -> int:
+    def handle_of(queue: Ring) -> int:
         """Return the driver's name of a stream."""
-        return own_queue(queue).handle
+        return queue.handle
 
-    def wait_for_event(self, queue: Queue, event: int) -> None:
+    def wait_for_event(self, queue: Ring, event: int) -> None:
         """Make later work of a stream wait, on the device, for an event of the driver. ``cuStreamWaitEvent``."""
-        own = own_queue(queue)
-        own.note_wait()
-        self._driver.stream_wait(own.handle, event)
+        queue.note_wait()
+        self._driver.stream_wait(queue.handle, event)
 
     @staticmethod
-    async def settle(queue: Queue) -> None:
+    async def settle(queue: Ring) -> None:
         """Wait until the device has finished with all operations so far. Their failures stay unread."""
-        await own_queue(queue).rare.settle()
+        await queue.rare.settle()
 
     @staticmethod
-    async def drain(streams: Sequence[Queue]) -> None:
+    async def drain(streams: Sequence[Ring]) -> None:
         """Wait until the device has finished with all work of the streams, which refuse new work."""
-        for queue in map(own_queue, streams):
+        for queue in streams:
             while not (queue.ended or queue.idle):
                 await queue.rare.settle()
 
     @staticmethod
-    def raise_unseen(queues: Iterable[Queue]) -> None:
+    def raise_unseen(queues: Iterable[Ring]) -> None:
         """Raise the failure of an operation of these streams that no code of the program has seen."""
         for queue in queues:
-            own_queue(queue).rare.unseen.raise_it()
+            queue.rare.unseen.raise_it()
 
-    def leave(self, queue: Queue) -> None:
+    def leave(self, queue: Ring) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.
 
         A stream that is lent is given back to the driver when the loan has ended and the borrower's work has passed.
         While its device is being closed, a stream is not destroyed here, because the device waits for its work.
         """
-        if not own_queue(queue).rare.draining:
+        if not queue.rare.draining:
             self.give_up(queue)
 
-    def give_up(self, stream: Queue) -> None:
+    def give_up(self, queue: Ring) -> None:
         """Leave a stream even if its device is being closed: the wait for its work was cancelled."""
-        queue = own_queue(stream)
         if queue.ended:
             return
         queue.check_loop()

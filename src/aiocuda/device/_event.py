@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .._base._checks import flag
 from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
-from .._core import ABANDONED, DONE, QUEUED, Operation
+from .._core import ABANDONED, DONE, QUEUED, Operation, Ring, StreamOperation
 from ..completion._device_state import DeviceState
-from ..completion._queue import Queue, own_queue
-from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
@@ -224,9 +222,8 @@ class Event(ProcessLocal):
         return f"<Event {'timing ' if self.timing else ''}{state}>"
 
 
-def record_event(stream: Queue, timing: bool = False, event: Event | None = None) -> Event:
+def record_event(queue: Ring, timing: bool = False, event: Event | None = None) -> Event:
     """Do the same as `Stream.record`, without the stream's hook."""
-    queue = own_queue(stream)
     queue.check()
     if event is None:
         event = Event(queue.device_state, flag(timing, "timing"))

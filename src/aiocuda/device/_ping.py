@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .._core import DONE, Ring
-from ..completion._stream_operation import StreamOperation
+from .._core import DONE, Ring, StreamOperation
 
 __all__ = ["PingStream"]
 

@@ -16,11 +16,9 @@ import numpy.typing as npt
 from .._base._collections import COLLECTIONS
 from .._base._shutdown import DrainDeadline
 from .._base._types import DeviceProperties
-from .._core import Ring
+from .._core import Ring, StreamOperation
 from ..completion._device_state import DeviceState
-from ..completion._queue import Queue, own_queue
 from ..completion._reactor import Reactor
-from ..completion._stream_operation import StreamOperation
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -202,10 +200,10 @@ class DeviceResources:
         self.checker = checker = OPEN_DEVICES.checker_of(self.driver) or checker
         self.follow = checker.follow
 
-    def allocate(self, queue: Queue, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
+    def allocate(self, queue: Ring, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
         """Return new memory in the order of a stream, without its hook: also while it records into a graph."""
         queue.check()
-        return self.memory.empty(own_queue(queue), shape, dtype)
+        return self.memory.empty(queue, shape, dtype)
 
     @staticmethod
     def add_hook(stream: Stream, hook: StreamHook) -> StreamHook | None:

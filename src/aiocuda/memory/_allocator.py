@@ -38,8 +38,8 @@ from ._supply import AnyResource, Kept, Supply, T
 from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
+    from .._core import StreamOperation
     from ..completion._reactor import Reactor
-    from ..completion._stream_operation import StreamOperation
     from ._allocations import HasAllocations
     from .interchange._exports import Exports
     from .interchange._foreign import ForeignMemory

@@ -14,8 +14,7 @@ from ._accesses import Ranges
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._core import Ring
-    from ..completion._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
     from ._region import Region
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse"]

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._mistakes import refuses
 from .._base._types import Span
-from .._core import HasOperation, Operation
-from ..completion._stream_operation import StreamOperation
+from .._core import HasOperation, Operation, StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ._block import Block
 

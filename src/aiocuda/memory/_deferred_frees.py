@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ._block import Block
 
 if TYPE_CHECKING:
-    from .._core import Ring
-    from ..completion._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["SWEEP_LIMIT", "DeferredFree", "DeferredFrees"]
 

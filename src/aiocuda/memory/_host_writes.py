@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
+    from .._core import StreamOperation
 
 __all__ = ["HOST_WRITES", "HostWrites"]
 

@@ -29,7 +29,7 @@ from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._region import Region
 
 if TYPE_CHECKING:
-    from ..completion._stream_operation import StreamOperation
+    from .._core import StreamOperation
     from .interchange._exports import Exports
 
 __all__ = ["PinnedBuffer", "PinnedPool", "pinned_block_of"]

@@ -16,9 +16,8 @@ from typing import Any
 from weakref import ref
 
 from .._base._failure import Failure, raisable
-from .._core import DONE, STAGING, Estimate, Ring
+from .._core import DONE, STAGING, Estimate, Ring, StreamOperation
 from ..completion._reactor import Reactor
-from ..completion._stream_operation import StreamOperation
 from ..errors import BusyError
 from ._copy_watch import CopyWatch
 from ._pinned import PinnedPool
@@ -229,7 +228,9 @@ def stage_up(
         return operation
     if buffers.copy_watch is not None:
         buffers.copy_watch.count(nbytes)
-    return queue.rare.enqueue_gated("upload", _Upload(buffers, queue, "upload", target, source, nbytes), None, (), keep)
+    upload = _Upload(buffers, queue, "upload", target, source, nbytes)
+    staged: StreamOperation[Any] = queue.rare.enqueue_gated("upload", upload, None, (), keep)
+    return staged
 
 
 def stage_down(
@@ -265,7 +266,10 @@ def stage_down(
     if buffers.copy_watch is not None:
         buffers.copy_watch.count(nbytes)
     download = _Download(buffers, queue, "download", target, source, nbytes)
-    return queue.rare.enqueue_gated("download", download, None, (), keep, copy_out=download.copy_out)
+    staged: StreamOperation[Any] = queue.rare.enqueue_gated(
+        "download", download, None, (), keep, copy_out=download.copy_out
+    )
+    return staged
 
 
 def _small_buffer(buffers: StagingBuffers, queue: Ring, nbytes: int) -> int | None:

@@ -13,8 +13,7 @@ from ._resource import MemoryResource, PoolResource, chain, is_resource
 from .adaptors._sizes import SizeClassResource
 
 if TYPE_CHECKING:
-    from .._core import Ring
-    from ..completion._stream_operation import StreamOperation
+    from .._core import Ring, StreamOperation
 
 __all__ = ["AnyResource", "Kept", "Supply"]
 

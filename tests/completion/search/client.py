@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from aiocuda._core import Ring
+from aiocuda._core import Ring, StreamOperation
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_operation import StreamOperation
 from aiocuda.completion._stream_queue import new_queue
 from aiocuda.device._loop_state import LoopState
 from tests.completion.search.scripted import ScriptedLoop

@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 from ..._base._failure import Failure, raisable
-from ..._core import Estimate, Ring
+from ..._core import Estimate, Ring, StreamOperation
 from ...completion._reactor import Reactor
-from ...completion._stream_operation import StreamOperation
 from .._resources import DeviceResources
 from ._nodes import GraphNode
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
 from ..._base._types import ProcessLocal, SourceLine
-from ..._core import QUEUED, Operation, Ring, new_operation
+from ..._core import QUEUED, Operation, Ring, StreamOperation, new_operation
 from ...completion._gates import Every, Gate, Submitted
-from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import stream_queue
 from ...driver.protocol import KernelNode, check_update
 from ...errors import (

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 from ..._base._types import SourceLine
 from ..._base._wakeups import Waiters
-from ..._core import Operation, Ring, new_operation
+from ..._core import Operation, Ring, StreamOperation, new_operation
 from ...completion._methods import METHODS, Refusal
-from ...completion._stream_operation import StreamOperation
 from ...completion._stream_queue import stream_queue
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._buffer import DeviceBuffer

@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._base._types import SourceLine
-from ..._core import DONE, Ring
+from ..._core import DONE, Ring, StreamOperation, stream_operation
 from ...completion._methods import METHODS, Access
-from ...completion._queue import Queue, own_queue
-from ...completion._stream_operation import StreamOperation, stream_operation
 from ...completion._stream_queue import stream_queue
 from ...errors import UnorderedAccessWarning
 from ...kernels import Kernel
@@ -142,12 +140,12 @@ class Checker:
             clock = self._clocks.setdefault(queue, Clock(next(self._numbers), queue.name))
         return clock
 
-    def stamp(self, queue: Queue, operation: StreamOperation[Any]) -> None:
+    def stamp(self, queue: Ring, operation: StreamOperation[Any]) -> None:
         """Note that the operation was enqueued, after all that its stream waits for."""
         key = id(operation)
         if key not in self._stamps:
             ended = weakref.ref(operation, functools.partial(self._ended, key))
-            stamp = self._clock(own_queue(queue)).advance()
+            stamp = self._clock(queue).advance()
             self._stamps[key] = ended, stamp
             self.sources.follow(operation, stamp)
 
@@ -218,12 +216,12 @@ class Checker:
             self._declarations.newest = before
 
     @contextlib.contextmanager
-    def access(self, queue: Queue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
+    def access(self, queue: Ring, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
         line = self._line()
         if self._declarations.newest is not None:
             touches = self._declarations.newest[1]
-        clock = self._clock(own_queue(queue))
+        clock = self._clock(queue)
         with self._lock:
             for touch in touches:
                 self._find_conflicts(clock, kind, touch.line or line, touch)
@@ -241,7 +239,7 @@ class Checker:
         return SourceLine.of_caller() if declared is None else declared[0]
 
     def watch_source(
-        self, queue: Queue, source: Any, operation: StreamOperation[Any], captured_at: SourceLine | None = None
+        self, queue: Ring, source: Any, operation: StreamOperation[Any], captured_at: SourceLine | None = None
     ) -> None:
         """Report the program if it writes a host array before the end of an operation that reads it."""
         array, line, stamp = as_source(source), captured_at or self._line(), self._stamps[id(operation)][1]
@@ -249,7 +247,7 @@ class Checker:
         def changed() -> None:
             if not self._is_known(stamp.number, stamp.tick):
                 memory = f"the host array of shape {array.shape} {array.dtype}"
-                self.report(Conflict(str(line), "", operation.kind, "write", own_queue(queue).name, "", memory), line)
+                self.report(Conflict(str(line), "", operation.kind, "write", queue.name, "", memory), line)
 
         self.sources.watch(array, operation, stamp, changed)
 

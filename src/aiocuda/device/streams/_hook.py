@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..._core import Operation
-from ...completion._stream_operation import StreamOperation
+from ..._core import Operation, StreamOperation
 
 if TYPE_CHECKING:
     from ._stream import Stream

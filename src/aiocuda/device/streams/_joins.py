@@ -5,31 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..._core import BARRED, CLOSED, COMPLICATED, DONE, BoundCall, BoundJoin, Operation, Ring, nothing
-from ...completion._queue import Queue, own_queue
-from ...completion._stream_operation import StreamOperation, stream_operation
+from ..._core import (
+    BARRED,
+    CLOSED,
+    COMPLICATED,
+    DONE,
+    BoundCall,
+    BoundJoin,
+    Operation,
+    Ring,
+    StreamOperation,
+    nothing,
+    stream_operation,
+)
 from ...driver.protocol import record_alone
 from ._stream import CheckedStream, Stream
 
 __all__ = ["follow", "join", "prepare_join", "wait_for"]
 
 
-def follow(queue: Queue, awaited: Operation[Any] | None) -> None:
+def follow(queue: Ring, awaited: Operation[Any] | None) -> None:
     """Let later work of a stream wait, on the device, for an operation of another stream; for None, for nothing.
 
     If the operation has failed and no waiter has received the failure, later work of the stream is skipped.
     """
     if awaited is None:
         return
-    own, operation = own_queue(queue), stream_operation(awaited)
+    operation = stream_operation(awaited)
     if operation.extra is not None and _has_unread_failure(operation):  # a usual operation has no `Extra`
-        _skip_later_work(own, operation)
+        _skip_later_work(queue, operation)
         return
-    stream = own.rare.stream
+    stream = queue.rare.stream
     if isinstance(stream, CheckedStream) and stream.device.checker is not None:
-        stream.device.checker.follow(own, operation)
+        stream.device.checker.follow(queue, operation)
     else:
-        own.follow(operation)
+        queue.follow(operation)
 
 
 def _has_unread_failure(operation: StreamOperation[Any]) -> bool:
@@ -70,13 +80,13 @@ def wait_for(stream: Stream, operation: StreamOperation[Any]) -> None:
         follow(queue, operation)
 
 
-def join(queues: Iterable[Queue]) -> StreamOperation[None]:
+def join(queues: Iterable[Ring]) -> StreamOperation[None]:
     """Let later work of each stream wait for all earlier work of all of them.
 
     The first stream waits for the others and records an event; then the others wait for that event. So N streams cost
     2 × (N - 1) waits and one record instead of N² waits.
     """
-    first, *others = dict.fromkeys(map(own_queue, queues))
+    first, *others = dict.fromkeys(queues)
     first.check()
     for queue in others:
         if queue.obstacles & CLOSED or queue.loop is not first.loop:
@@ -102,7 +112,7 @@ def join(queues: Iterable[Queue]) -> StreamOperation[None]:
     return joined
 
 
-def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]:
+def prepare_join(queues: Sequence[Ring]) -> Callable[[], StreamOperation[None]]:
     """Return a function that does the same as `join`, for a fixed set of different streams of one device and one loop.
 
     The first call that meets only plain streams binds everything that does not change. 16 streams are then joined in
@@ -111,7 +121,7 @@ def prepare_join(joined: Sequence[Queue]) -> Callable[[], StreamOperation[None]]
     If the driver refuses a wait of the first stream, the operation fails, and later work of all streams is skipped;
     `join` raises the error.
     """
-    queues = [own_queue(queue) for queue in joined]
+    queues = tuple(queues)
     prepared: Callable[[], StreamOperation[None]] | None = None
 
     def join_all() -> StreamOperation[None]:

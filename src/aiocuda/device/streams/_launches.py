@@ -10,9 +10,8 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
-from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring
+from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring, StreamOperation
 from ...completion._gates import Every
-from ...completion._stream_operation import StreamOperation
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
@@ -184,7 +183,9 @@ class Launches(LaunchFields):
                 "is not loaded yet: `await device.load(kernel)` first"
             )
         both = load if pinned is None else Every((load, pinned))
-        operation = queue.rare.enqueue_gated("launch", both, launch, (), args, estimate=Estimate(kernel.name))
+        operation: StreamOperation[None] = queue.rare.enqueue_gated(
+            "launch", both, launch, (), args, estimate=Estimate(kernel.name)
+        )
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import address_of
-from ..._core import ABANDONED
-from ...completion._stream_operation import StreamOperation
+from ..._core import ABANDONED, StreamOperation
 from ...memory._host_writes import HOST_WRITES
 from ._clocks import Stamp
 

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,8 @@ from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Outcome, Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
-from ..._core import INSTANT, EnqueuingStream, Operation, Ring, nothing
+from ..._core import INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
 from ...completion._foreign_work import handle_of
-from ...completion._stream_operation import StreamOperation
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
 from ...memory._allocations import Allocations
@@ -94,6 +93,24 @@ class Stream(EnqueuingStream, Owner):
     """
 
     _scope: Scope | None = None  # for the end
+
+    if TYPE_CHECKING:
+        _hook: StreamHook | None
+        _launches: Launches
+        _transfers: Transfers
+
+        @overload  # type: ignore[override]  # that of the core takes any keyword
+        def launch(
+            self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any,
+            shared_bytes: int = 0, label: str | None = None,
+        ) -> Operation[None]: ...  # fmt: skip
+
+        @overload
+        def launch(
+            self, kernel: Kernel, *args: Any, n: int, block: int = 256, shared_bytes: int = 0, label: str | None = None
+        ) -> Operation[None]: ...
+
+        def launch(self, *args: Any, **options: Any) -> Operation[None]: ...
 
     def __init__(
         self, resources: DeviceResources, queue: Ring, priority: Priority, opened_at: str, owner: object = None
@@ -324,7 +341,8 @@ class Stream(EnqueuingStream, Owner):
             if operation is None or failure is None or failure.delivered:
                 return queue.enqueue("wait", INSTANT, nothing, ())
         operation.queue.check_loop()
-        return queue.rare.wait(operation)
+        waiting: Operation[None] = queue.rare.wait(operation)
+        return waiting
 
     def _last_work(self) -> StreamOperation[Any] | None:
         """Return the operation to wait for in order to wait for all work of this stream; None if nothing is left."""

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..._base._checks import is_coroutine_function, is_function, is_plain
 from ..._base._user_code import function_name
-from ..._core import Ring
+from ..._core import Ring, StreamOperation
 from ...completion._gates import Every, Gate
-from ...completion._stream_operation import StreamOperation
 from ...completion._submission import Submission
 from ...errors import InvalidTypeError
 from ...memory._buffer import DeviceBuffer, block_of
@@ -66,7 +65,7 @@ class Submissions:
             gate = gate if locked is None else Every((locked, gate))
         run = submission.finish if self._on_host else submission.run
         estimate = limit.estimates.get(name) or limit.new_estimate(name)
-        operation = queue.rare.enqueue_submission(run, gate, submission, estimate)
+        operation: StreamOperation[Any] = queue.rare.enqueue_submission(run, gate, submission, estimate)
         for memory in blocks:
             memory.uses[queue] = operation
         return operation

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
-from ..._core import CLOSED, DONE, BoundCopy, Estimate, Ring, new_operation, nothing
-from ...completion._extra import Extra
-from ...completion._stream_operation import StreamOperation, check_awaited
+from ..._core import CLOSED, DONE, BoundCopy, Estimate, Extra, Ring, StreamOperation, new_operation, nothing
+from ...completion._transitions import check_awaited
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._allocations import Allocations
 from ...memory._block import Block

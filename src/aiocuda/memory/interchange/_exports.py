@@ -17,10 +17,9 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import INTERNAL, Ring
+from ..._core import INTERNAL, Ring, StreamOperation
 from ...completion._device_state import DeviceState
 from ...completion._reactor import Reactor
-from ...completion._stream_operation import StreamOperation
 from ...errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from .._block import Block, ExternalUse
 from .._buffer import DeviceBuffer, block_of

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import Ring
+from ..._core import Ring, StreamOperation
 from ...completion._device_state import DeviceState
-from ...completion._stream_operation import StreamOperation, check_awaited
+from ...completion._transitions import check_awaited
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from .._block import Block
 from .._buffer import DeviceBuffer
@@ -69,7 +69,7 @@ class ForeignBlock(Block):
 
     def __del__(self) -> None:
         # This may run on any thread, at any point of the program: it must do nothing else.
-        self.owner.dropped.append(getattr(self, "producer", None))  # type: ignore[arg-type]  # a `ForeignMemory`
+        self.owner.dropped.append(getattr(self, "producer", None))
 
 
 class ForeignMemory:
