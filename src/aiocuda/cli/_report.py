@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from ..observe._drawing import COLOURS, Panel, TimelineSpan, draw_panels
+from ..observe import COLOURS, Panel, TimelineSpan, draw_panels
 from ._files import Skipped
 
 __all__ = ["PICTURE_BATCHES", "STAGES", "DemoReport", "FileEntropy", "Overlap", "RunTimes", "printable", "result_line"]

@@ -21,11 +21,7 @@ from typer.core import TyperCommand
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import OPEN_DEVICES
-from ..observe import Timeline
-from ..observe._drawing import COLOURS, draw
-from ..observe._page import page_of
-from ..observe._recording import Recording, merged, shown
-from ..observe._trace import trace_of
+from ..observe import COLOURS, Recording, Timeline, draw, merged, page_of, shown, trace_of
 from ._report import printable
 
 __all__ = ["TraceCommand", "trace"]

@@ -19,8 +19,7 @@ from ..completion import Operation
 from ..device import Device, Event
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..lowlevel import as_source, resources_of
-from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
-from ..pipeline._failures import root_failure
+from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer, root_failure
 
 __all__ = ["StepConfig", "StepRunner", "StepTelemetry"]
 

@@ -20,7 +20,7 @@ from ..errors import (
     WrongLoopError,
 )
 from ..lowlevel import CLOSED, Queue, follow, queue_of, record_event
-from ..pool._device_watch import DeviceWatch, check_device
+from ..pool import DeviceWatch, check_device
 from ..stream import Stream
 from ._group import StreamGroup
 

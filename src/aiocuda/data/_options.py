@@ -13,7 +13,7 @@ import numpy as np
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import as_count, check_timeout, flag, is_coroutine_function, is_function
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..pipeline._stage import OnError, check_on_error
+from ..pipeline import OnError, check_on_error
 from ._fields import Layout, SampleDecoder
 from ._sampler import SampledOrder, check_sampler
 from ._sources import Order, Shuffle, SourceKind, kind_of, length_of

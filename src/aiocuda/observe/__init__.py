@@ -10,14 +10,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ..completion import BatchListener, Instrument, StartedBatch
+from ._drawing import COLOURS as COLOURS
+from ._drawing import Panel as Panel
+from ._drawing import draw as draw
+from ._drawing import draw_panels as draw_panels
+from ._page import page_of as page_of
 from ._profiler import LabelProfile, OperationProfile, ProfileReport, StreamProfile, StreamProfiler
+from ._recording import Recording as Recording
+from ._recording import merged as merged
+from ._recording import shown as shown
 from ._timeline import Timeline, TimelineSpan
+from ._trace import trace_of as trace_of
 
 if TYPE_CHECKING:
     from ._nvtx import NvtxInstrument
     from ._opentelemetry import OpenTelemetryInstrument
     from ._prometheus import PrometheusCollector
 
+#: What users find. What is imported by ``as`` is for other packages of aiocuda.
 __all__ = [
     "BatchListener",
     "Instrument",

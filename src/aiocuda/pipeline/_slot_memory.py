@@ -12,8 +12,7 @@ import numpy as np
 
 from .._base._scope import Scope
 from ..completion import Operation
-from ..coordination import Node
-from ..coordination._dependencies import unfinished_nodes
+from ..coordination import Node, unfinished_nodes
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import Block, StreamOperation, block_of, pinned_block_of, resources_of

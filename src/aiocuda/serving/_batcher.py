@@ -23,7 +23,7 @@ from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
-from ..coordination._node import NodePriority, check_priority
+from ..coordination import NodePriority, check_priority
 from ..device import Device
 from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTimeoutWarning
 from ..lowlevel import resources_of

@@ -8,11 +8,7 @@ from typing import Any, Self
 from ..device import Device
 from ..errors import AiocudaError
 from ..lowlevel import owned, queue_of, resources_of
-from ..pipeline import Slot
-from ..pipeline._result_copies import ResultCopies
-from ..pipeline._ring import PipelineRing
-from ..pipeline._slot import memory_of
-from ..pipeline._slot_memory import SlotMemory
+from ..pipeline import PipelineRing, ResultCopies, Slot, SlotMemory, memory_of
 from ..stream import Stream
 from ._results import outcomes, own_outcomes
 

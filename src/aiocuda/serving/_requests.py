@@ -10,8 +10,7 @@ from typing import Any
 
 from .._base._wakeups import MOST_WOKEN
 from ..completion import Outcome
-from ..coordination._node import PRIORITIES
-from ..coordination._ready_queue import ReadyQueue
+from ..coordination import PRIORITIES, ReadyQueue
 
 __all__ = ["Request", "RequestQueue"]
 

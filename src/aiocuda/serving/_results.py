@@ -11,7 +11,7 @@ from typing import Any
 from .._base._user_code import failure_of
 from .._base._wakeups import Wakes
 from ..errors import AiocudaError
-from ..pipeline._result_copies import PLAIN, ResultCopies
+from ..pipeline import PLAIN, ResultCopies
 from ._errors import BatchError, copy_of
 from ._requests import Request
 from ._statistics import BatcherMeter
