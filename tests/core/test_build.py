@@ -77,6 +77,12 @@ def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     assert builder.can_compile() == "the compiled core is for Linux, as the CUDA driver is"
 
 
+def test_free_threaded_python_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder.sys, "platform", "linux")
+    monkeypatch.setattr(builder.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1, "CC": "cc"}.get)
+    assert "free-threaded Python uses the core in Python" in str(builder.can_compile())
+
+
 def test_old_cython_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before 3.3.1 it released an attribute's old object while the attribute still pointed to it."""
     monkeypatch.setattr("importlib.metadata.version", lambda name: "3.3.0")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError
+from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError, UnsupportedError
 from aiocuda._core import stream_operation
 from aiocuda._core._form import form
 from aiocuda.completion._policy import CompletionPolicy
@@ -453,3 +453,13 @@ async def test_forked_child_makes_no_call(library: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_free_threaded_python_is_refused_with_cuda_and_not_without(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(UnsupportedError, match="free-threaded Python is not tested: run with PYTHON_GIL=1"):
+        await quickly(aiocuda.open_device(driver=CudaDriver(fake.path)))
+    async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+        assert (await quickly(stream.download(await stream.upload(np.arange(4))))).tolist() == [0, 1, 2, 3]

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import inspect
 import operator
+import sys
 from inspect import CO_COROUTINE
 from types import FunctionType, MethodType
 from typing import Any
@@ -17,7 +18,7 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
     "as_count", "as_integer", "check_callback", "check_deadline", "check_integer", "check_seconds", "check_timeout",
-    "flag", "is_coroutine_function", "is_function", "is_plain", "several",
+    "flag", "has_gil", "is_coroutine_function", "is_function", "is_plain", "several",
 ]  # fmt: skip
 
 
@@ -104,6 +105,11 @@ def several(things: Any, what: str) -> list[Any]:
     except TypeError:
         raise InvalidTypeError(f"{what}, not {things!r}") from None
     return list(each)
+
+
+def has_gil() -> bool:
+    """Return whether one thread runs Python at a time; False in free-threaded Python."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_plain(thing: Any) -> bool:

@@ -186,6 +186,8 @@ def can_compile() -> str | None:
         return "the compiled core is for Linux, as the CUDA driver is"
     if sys.implementation.name != "cpython":
         return f"the compiled core is for CPython, not {sys.implementation.name}"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the compiled core is for Python with the GIL: free-threaded Python uses the core in Python"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler!r}: install one, or name one in CC"

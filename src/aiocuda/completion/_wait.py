@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable
 from typing import Any, TypeAlias
 
-from .._base._checks import check_timeout, is_coroutine_function, is_function
+from .._base._checks import check_timeout, has_gil, is_coroutine_function, is_function
 from .._core import Operation, StreamOperation
 from ..errors import BusyError, DriverNotAvailableError, InvalidTypeError, NoEventLoopError, UnsupportedError
 from ._foreign_work import Work, by_methods, work_of
@@ -147,8 +147,8 @@ def _driver() -> Any:
 def _find() -> Any:
     if sys.platform in ("win32", "darwin"):
         return f"there are no notifiers on {sys.platform}"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "free-threaded Python is not supported yet"
+    if not has_gil():
+        return "CUDA on free-threaded Python is not tested: PYTHON_GIL=1 enables the GIL"
     from ..driver.cuda._driver import CudaDriver
 
     driver = CudaDriver.get()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar
 import numpy as np
 
 from .._base._advice import advise, is_advice_wanted
-from .._base._checks import as_count, flag
+from .._base._checks import as_count, flag, has_gil
 from .._base._clock import running_clock
 from .._base._log import log, prepare
 from .._base._mistakes import add_reader
@@ -191,10 +191,13 @@ class _Opening:
                 "a device is opened in asyncio's running event loop: under asyncio.run(main()), or "
                 "anyio.run(main, backend='asyncio'); trio's loop is another kind"
             )
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
         driver, owned = await _opened_driver(self._which, self._line)
         try:
+            if driver.name == "cuda" and not has_gil():
+                raise UnsupportedError(
+                    "CUDA on free-threaded Python is not tested: run with PYTHON_GIL=1, use a Python with the GIL, or "
+                    "driver='host'"
+                )
             if running_clock() is not None and driver.name != "simulated":
                 raise InvalidArgumentError(
                     f"a simulated loop runs in virtual time, and the {driver.name} driver in real time: use "

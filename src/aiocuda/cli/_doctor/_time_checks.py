@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from ..._base._checks import has_gil
 from ..._base._off_loop import off_loop
 from ._finding import Problem, Result
 from ._machine import Machine
@@ -62,8 +63,10 @@ class Lateness(NamedTuple):
 
 async def check_gil(machine: Machine) -> Result:
     """Measure how long a thread waits for the GIL while another one computes."""
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return Result([], [Problem("free-threaded Python is not supported yet", "set PYTHON_GIL=1")])
+    if not has_gil():
+        return Result(
+            [], [Problem("free-threaded Python runs the host driver, and is refused with CUDA", "set PYTHON_GIL=1")]
+        )
     waits = await _best(lambda: off_loop(gil_waits), lambda found: found.mean <= MOST_GIL_WAIT)
     interval = sys.getswitchinterval()
     form = os.environ.get("AIOCUDA_GIL", "keep")
