@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ._core import CLOSED, Chain, State, StreamOperation
 from ._core import Ring as Queue
+from ._core._form import form as form_of_core
 from .completion._foreign_work import handle_of
 from .completion._jobs import Jobs
 from .completion._marks import enqueue_mark, when_accepted, when_passed
@@ -37,10 +38,10 @@ from .memory.interchange._host_arrays import as_source, as_target
 __all__ = [
     "CLOSED", "OPEN_DEVICES", "Accesses", "Block", "Chain", "DeviceResources", "ForeignStreams", "Jobs", "Queue",
     "State", "StreamHook", "StreamLoad", "StreamOperation", "StreamView", "as_source", "as_target", "block_of",
-    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark",
-    "flushed", "follow", "handle_of", "has_gpu", "join", "launch_converted", "open_stream", "owned", "pinned_block_of",
-    "prepare_join", "queue_of", "record_event", "resources_of", "submit_call", "wait_for", "when_accepted",
-    "when_passed",
+    "bounds_on_device", "check_awaited", "check_submittable", "end_step", "enqueue_mark", "flushed",
+    "follow", "form_of_core", "handle_of", "has_gpu", "join", "launch_converted", "open_stream", "owned",
+    "pinned_block_of", "prepare_join", "queue_of", "record_event", "resources_of", "submit_call",
+    "wait_for", "when_accepted", "when_passed",
 ]  # fmt: skip
 
 #: Returns the queue of a stream. A call from C: hot functions begin with it.

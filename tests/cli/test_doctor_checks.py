@@ -19,7 +19,8 @@ import pytest
 
 pytest.importorskip("rich")
 
-from aiocuda.cli._doctor import CHECKS, _finding, diagnose
+from aiocuda._core._form import Form
+from aiocuda.cli._doctor import CHECKS, _finding, _settings_checks, diagnose
 from aiocuda.cli._doctor._driver_checks import (
     REQUIRED,
     REQUIRED_FOR_CUDA,
@@ -30,7 +31,13 @@ from aiocuda.cli._doctor._driver_checks import (
 )
 from aiocuda.cli._doctor._finding import Finding, Problem, Result
 from aiocuda.cli._doctor._machine import Machine
-from aiocuda.cli._doctor._settings_checks import VARIABLES, check_cache, check_environment, check_event_loop
+from aiocuda.cli._doctor._settings_checks import (
+    VARIABLES,
+    check_cache,
+    check_core,
+    check_environment,
+    check_event_loop,
+)
 from aiocuda.cli._doctor._time_checks import check_gil, check_timers
 from aiocuda.driver.cuda._cache import ProgramCache
 from aiocuda.errors import InvalidArgumentError
@@ -52,6 +59,24 @@ def found_by(check: Callable[[Machine], Awaitable[Result]], machine: Machine = M
         return Finding.of("name", await check(machine))
 
     return asyncio.run(run())
+
+
+# -- the core ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used", ["host", "cuda"])
+def test_core_that_is_older_than_its_source_is_named(used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = Form("python", "the compiled core is older than its source", ())
+    monkeypatch.setattr(_settings_checks, "form_of_core", lambda: stale)
+    finding = found_by(check_core, Machine("auto", None, used=used))
+    assert "the compiled core is older than its source: python -m aiocuda._core.build" in finding.detail
+    assert finding.ok is (used == "host")
+
+
+def test_core_in_python_that_was_asked_for_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_settings_checks, "form_of_core", lambda: Form("python", None, ()))
+    finding = found_by(check_core, Machine("cuda", None, used="cuda"))
+    assert (finding.ok, finding.detail) == (True, "the core is in Python")
 
 
 # -- the kernel cache --------------------------------------------------------------------------------------------------

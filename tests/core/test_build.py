@@ -78,8 +78,8 @@ def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_free_threaded_python_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder.sys, "platform", "linux")
-    monkeypatch.setattr(builder.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1, "CC": "cc"}.get)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sysconfig.get_config_var", {"Py_GIL_DISABLED": 1, "CC": "cc"}.get)
     assert "free-threaded Python uses the core in Python" in str(builder.can_compile())
 
 

@@ -41,7 +41,6 @@ class Machine:
     error: Exception | None = None  #: the error of the driver, or of its first device
     properties: DeviceProperties | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    core: str = ""  #: the form of the core: `DeviceStatistics.core`
     ping_seconds: float = 0.0
     pinned_error: Exception | None = None
 
@@ -86,7 +85,7 @@ class Machine:
                 return
             chosen = "cuda" if self.reason is None else "host"
         async with open_device(driver=cast("DriverName", chosen), check=False) as device:
-            self.used, self.properties, self.core = chosen, device.properties, device.statistics().core
+            self.used, self.properties = chosen, device.properties
             self.versions = await device.offload(device.driver.versions)
             self.ping_seconds = await device.ping(DRIVER_SECONDS)
             await self._pin(device)

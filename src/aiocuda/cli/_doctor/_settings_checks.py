@@ -13,6 +13,7 @@ from typing import Final
 
 from ..._base._off_loop import off_loop
 from ...driver.cuda import CacheState, ProgramCache
+from ...lowlevel import form_of_core
 from .._report import printable
 from ._finding import Problem, Result
 from ._machine import Machine
@@ -31,6 +32,9 @@ VARIABLES: Final[dict[str, tuple[str, ...] | None]] = {
     "AIOCUDA_WARN": ("0", "1"),
 }
 
+#: The command that compiles the core.
+_BUILD: Final = "python -m aiocuda._core.build"
+
 #: A variable of this project's tests.
 _OF_TESTS: Final = ("AIOCUDA_SOAK_SECONDS",)
 
@@ -40,13 +44,14 @@ _MOST_NAMED: Final = 3
 
 async def check_core(machine: Machine) -> Result:
     """Check that a GPU is used by the compiled core, unless ``AIOCUDA_CORE`` refuses it."""
-    if not machine.core:
-        return Result(["no device was opened, see `driver`"])
-    facts = [f"the core is {'compiled' if machine.core == 'compiled' else 'in Python'}"]
-    if machine.core == "compiled" or machine.used != "cuda" or os.environ.get("AIOCUDA_CORE") == "python":
+    form = form_of_core()
+    facts = [f"the core is {'compiled' if form.name == 'compiled' else 'in Python'}"]
+    if form.missing is not None:
+        facts.append(f"{form.missing}: {_BUILD}")
+    if form.missing is None or machine.used != "cuda":
         return Result(facts)
     text = "launches and awaits take more time of the host than with the compiled core"
-    return Result(facts, [Problem(text, "python -m aiocuda._core.build, or set AIOCUDA_CORE=python")])
+    return Result(facts, [Problem(text, f"{_BUILD}, or set AIOCUDA_CORE=python")])
 
 
 async def check_cache(machine: Machine) -> Result:
