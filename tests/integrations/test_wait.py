@@ -22,6 +22,16 @@ torch, cupy, core = library("torch"), library("cupy"), library("cuda.core")
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio]
 
 
+class Adapter:
+    """The adapter of the page, for a library that aiocuda does not know."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
 class Library(NamedTuple):
     """What the tests need of a library."""
 
@@ -32,7 +42,7 @@ class Library(NamedTuple):
         if self.name == "torch":
             return torch.cuda.ExternalStream(handle)
         if self.name == "cupy":
-            return cupy.cuda.ExternalStream(handle)
+            return cupy.cuda.Stream.from_external(Adapter(handle))
         return core.Stream.from_handle(handle)
 
     def event(self, stream: Any) -> Any:
@@ -71,10 +81,8 @@ async def test_streams_and_events(library: Library) -> None:
         await quickly(aiocuda.wait(theirs))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", LIBRARIES[:2])  # an event of cuda.core is recorded once
 async def test_event_that_is_recorded_again_meanwhile(library: Library) -> None:
-    if library.name == "core":
-        pytest.skip("its events are recorded once")
     async with aiocuda.open_device(driver="cuda") as device, device.stream() as first, device.stream() as second:
         streams = [library.stream(each.__cuda_stream__()[1]) for each in (first, second)]
         with held(device, first) as latch, held(device, second) as other:
@@ -97,14 +105,18 @@ async def test_many_waits_of_several_loops(library: Library) -> None:
         async def elsewhere() -> None:
             await asyncio.gather(*[aiocuda.wait(each).wait() for each in theirs for _ in range(3)])
 
-        with Latch(device) as latch:
-            for stream in streams[:32]:
-                latch.hold(stream)
+        await quickly(elsewhere())  # nothing runs
+        with Latch(
+            device
+        ) as latch:  # one kernel: with several, streams that share a hardware queue wait for each other
+            first = latch.hold(streams[0])
             await latch.held()
+            for stream in streams[1:]:
+                stream.wait(first)
             threads = [asyncio.ensure_future(asyncio.to_thread(asyncio.run, elsewhere())) for _ in range(4)]
             tasks = [asyncio.ensure_future(aiocuda.wait(each).wait()) for each in theirs]
-            await quickly(asyncio.gather(*tasks[32:]))
-            assert not any(task.done() for task in tasks[:32])
+            await turns()
+            assert not any(task.done() for task in (*tasks, *threads))
             latch.release()
             await quickly(asyncio.gather(*tasks, *threads))
         for stream in streams:
@@ -191,20 +203,13 @@ async def test_fault_reaches_every_waiter() -> None:
 
 
 async def test_adapter_with_the_stream_protocol() -> None:
-    """The adapter of the page, for a library that aiocuda does not know."""
-
-    class Adapter:
-        def __init__(self, handle: int) -> None:
-            self.handle = handle
-
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return (0, self.handle)
-
     async with aiocuda.open_device(driver="cuda") as device, device.stream() as stream:
-        waiting = aiocuda.wait(Adapter(stream.__cuda_stream__()[1]))
+        theirs = Adapter(stream.__cuda_stream__()[1])  # refused while the kernel of the latch is being loaded
+        waiting = aiocuda.wait(theirs)
         with held(device, stream) as latch:
+            await latch.held()
             await quickly(waiting)
-            later = asyncio.ensure_future(aiocuda.wait([Adapter(stream.__cuda_stream__()[1]), Adapter(0)]).wait())
+            later = asyncio.ensure_future(aiocuda.wait([theirs, Adapter(0)]).wait())
             await turns()
             assert not later.done()
             latch.release()
