@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,44 @@ async def test_a_closed_stream_is_freed_without_the_collector() -> None:
             assert [each() for each in gone] == [None, None]
         finally:
             gc.enable()
+
+
+class Cycle:
+    """Holds itself and a stream, which it uses when the collector deletes both."""
+
+    def __init__(self, stream: aiocuda.Stream, use: Callable[[aiocuda.Stream], object]) -> None:
+        self._itself = self
+        self._stream = stream
+        self._use = use
+        self.raised: list[BaseException] = []
+
+    def __del__(self) -> None:
+        try:
+            self._use(self._stream)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.raised.append(error)
+
+
+@pytest.mark.asyncio
+async def test_a_finaliser_that_the_collector_calls_finds_the_stream_closed() -> None:
+    """The collector clears weak references, such as that to the ring, before it calls finalisers."""
+    uses: list[Callable[[aiocuda.Stream], object]] = [
+        lambda stream: stream.empty(4),
+        lambda stream: stream.synchronize(),
+        lambda stream: stream.submit(print),
+        lambda stream: stream.record_memory(1),
+        lambda stream: stream.device.memory.free_all(stream),
+    ]
+    async with open_device(driver="host") as device:
+        for use in uses:
+            stream = device.stream(name="gone")
+            await stream.aclose()
+            raised, queue = Cycle(stream, use).raised, weakref.ref(stream._queue)
+            del stream
+            gc.collect()
+            assert queue() is None
+            with pytest.raises(aiocuda.ClosedError, match="stream 'gone' has been closed"):
+                raise raised.pop()
 
 
 @pytest.mark.asyncio

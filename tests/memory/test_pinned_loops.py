@@ -13,8 +13,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError, PinnedBuffer
+from aiocuda._base._wakeups import Wakes
 from aiocuda.memory._region import Region
-from tests.helpers import PATIENCE, Peer, in_thread, quickly, until
+from tests.helpers import PATIENCE, Peer, in_thread, quickly, turns, until
 
 
 class Shared:
@@ -147,3 +148,32 @@ async def test_what_is_locked_while_it_is_asked_for_is_not_missed() -> None:
         race()
     await until(lambda: len(told) == 400, "all to be told")
     assert np.bincount(told).tolist() == [0, 200, 200]
+
+
+@pytest.mark.asyncio
+async def test_an_error_in_what_waits_for_a_lock_concerns_no_later_wake() -> None:
+    """Ctrl-C in the last callback left an entry that raised `IndexError` in each later iteration of the loop."""
+    loop, called = asyncio.get_running_loop(), []
+
+    def interrupted() -> None:
+        called.append("interrupted")
+        raise ZeroDivisionError
+
+    def woken() -> bool:
+        called.append("woken")
+        return False
+
+    region = Region(None, 0, 0)
+    region.when_locked(interrupted, loop)
+    peer: Any = SimpleNamespace(pin=lambda *arguments: None, registry={}, now=time.monotonic)
+    errors = []
+    loop.set_exception_handler(lambda _, report: errors.append(type(report["exception"])))
+    try:
+        region.lock(peer)
+        await turns(5)
+        Wakes.of(loop).wake(woken)
+        await turns(5)
+    finally:
+        loop.set_exception_handler(None)
+    assert errors == [ZeroDivisionError]
+    assert called == ["interrupted", "woken"]

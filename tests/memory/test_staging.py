@@ -370,3 +370,17 @@ async def test_result_of_a_small_upload_does_not_hold_itself(stream: Stream) -> 
         assert buffer() is None
     finally:
         gc.enable()
+
+
+async def test_ctrl_c_while_an_event_is_recorded_after_a_chunk() -> None:
+    """The stream has accepted the chunk, so the copy goes on: the operations behind it waited for ever."""
+    async with open_peer(quick()) as (peer, device):
+        stream = device.stream()
+        given = noise(9 << 20)
+        buffer, out = await stream.upload(given), np.zeros_like(given)
+        await stream.download(buffer)  # later downloads find chunk buffers that are locked
+        peer.refuse("event_record", error=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stream.copy(out, buffer)
+        await quickly(stream.synchronize())
+        assert np.array_equal(out, given)

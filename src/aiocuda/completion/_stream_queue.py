@@ -92,11 +92,12 @@ class StreamQueue:
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
 
-    __slots__ = ("_ring", "_stream", "base", "draining", "foreign", "host_queue", "imported", "interruption", "lent",
-                 "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
+    __slots__ = ("_name", "_reference", "_stream", "base", "draining", "foreign", "host_queue", "imported",
+                 "interruption", "lent", "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
 
     def __init__(self, ring: Ring, imported: bool) -> None:
-        self._ring: Callable[[], Ring] = weakref.ref(ring)  # type: ignore[assignment]  # which owns it
+        self._reference = weakref.ref(ring)  # which owns it
+        self._name = ring.name
         self.reports = Reports(ring)
         self.interruption = Interruption(ring)
         self.opened_at: str | None = None
@@ -110,6 +111,18 @@ class StreamQueue:
         self.base: DeviceState | None = None
         self.draining = False
         self._stream: weakref.ref[Any] | None = None
+
+    def _ring(self) -> Ring:
+        """Return the ring. Raise `ClosedError` in a finaliser that the collector calls while it deletes the ring."""
+        ring = self._reference()
+        if ring is None:
+            raise self._closed_error()
+        return ring
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(
+            f"stream {self._name!r} has been closed, by itself or with its device: make another by device.stream()"
+        )
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -153,9 +166,7 @@ class StreamQueue:
         if _get_running_loop() is not ring.loop:
             raise ring.device_state.wrong_loop(ring.loop, ring.name, "make a stream in each loop, share the device")
         if ring.obstacles & CLOSED:
-            raise ClosedError(
-                f"stream {ring.name!r} has been closed, by itself or with its device: make another by device.stream()"
-            )
+            raise self._closed_error()
         fault = ring.driver.fault
         if fault is not None:
             raise fault.again()

@@ -104,7 +104,8 @@ def _run_on_loop(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], o
     callbacks.reverse()
 
     def run_next() -> bool:
-        callbacks.pop()()
+        if callbacks:  # none is left if Ctrl-C came in the last one
+            callbacks.pop()()
         return bool(callbacks)
 
     Wakes.of(loop).wake(run_next)

@@ -155,13 +155,15 @@ class StagingBuffers:
                     refused += 1
                     continue
                 refused = 0
-                copy.take(self._free.pop())
-                if copy.needs_chunk():
-                    self._waiting.append(first)
+                try:
+                    copy.take(self._free.pop())
+                finally:  # after Ctrl-C, too: the copy goes on
+                    if copy.needs_chunk():
+                        self._waiting.append(first)
         finally:
             self._granting = False
-        # A copy may become certain when operations pass, without a chunk being returned.
-        self._reactor.hot.on_progress = self.grant if self._waiting else None
+            # A copy may become certain when operations pass, without a chunk being returned.
+            self._reactor.hot.on_progress = self.grant if self._waiting else None
 
     def _grow(self) -> bool:
         """Make one more chunk buffer, unless there are enough; True if a buffer is free now."""
@@ -423,8 +425,10 @@ class StagedCopy(abc.ABC):
             passed()
 
         self.chunks += 1
-        self.queue.rare.submit_chunk(call, arguments, self.estimate, chunk_passed, self._keep)
-        self._left -= nbytes
+        try:
+            self.queue.rare.submit_chunk(call, arguments, self.estimate, chunk_passed, self._keep)
+        finally:  # after Ctrl-C the stream has the chunk, or the copy has failed
+            self._left -= nbytes
         if self._left == 0:
             self.queue.rare.host_queue.pump()
         self.queue.reactor.plan(self.queue)
