@@ -407,6 +407,18 @@ async def test_cancelled_wait_leaves_nothing() -> None:
     assert gone() is None
 
 
+async def test_list_that_has_timed_out_holds_nothing() -> None:
+    thing = Event()
+    gone = weakref.ref(thing)
+    waiting = aiocuda.wait([thing, lambda: True], timeout=0)
+    with pytest.raises(TimeoutError):
+        await quickly(waiting)
+    del thing
+    gc.collect()
+    assert gone() is None
+    assert waiting.done()
+
+
 async def test_one_of_two_waiters_is_cancelled() -> None:
     opened = threading.Event()
     waiting = aiocuda.wait(opened.is_set)

@@ -256,6 +256,10 @@ class JoinedWait(Wait):
             errors = [error for operation in in_order if (error := operation.exception()) is not None]
             self.finish(errors[0] if errors else None)
 
+    def _end(self, status: int, error: BaseException | None) -> None:
+        super()._end(status, error)
+        self._operations = ()  # after a timeout, what they wait for is not held
+
 
 class ThreadWait(Wait):
     """A wait for a function that blocks, on a daemon thread of its own. A cancelled wait leaves the thread."""
