@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,7 +149,7 @@ async def test_more_streams_than_notifiers(driver: CudaDriver, fake: Fake) -> No
 
 async def test_event_of_another_library_is_waited_for_without_a_stream(driver: CudaDriver, fake: Fake) -> None:
     watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
-    waiting = watch.after_event(driver.event_import(0, EVENT), None)
+    waiting = watch.after_event(driver.event_import(0, EVENT), EVENT, None)
     assert waiting.done()
     assert [call.arguments[0] for call in fake.calls("cuEventQuery")] == [EVENT]
     assert not driver.events
@@ -160,7 +162,7 @@ async def test_event_that_is_recorded_again_meanwhile(driver: CudaDriver, fake: 
     watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
     fake.answer("cuEventQuery", NOT_READY)
     fake.hold()
-    waiting = watch.after_event(driver.event_import(0, EVENT), None)
+    waiting = watch.after_event(driver.event_import(0, EVENT), EVENT, None)
     assert fake.calls("cuStreamWaitEvent")[-1].arguments[1] == EVENT
     (task,) = await started(waiting)
     await turns()
@@ -192,6 +194,94 @@ async def test_timeout(driver: CudaDriver, fake: Fake) -> None:
     fake.hold()
     with pytest.raises(TimeoutError, match=r"Stream object .* has not finished within 0.01 s"):
         await aiocuda.wait(Stream(), timeout=0.01)
+
+
+def made(driver: CudaDriver, kind: str) -> Any:
+    """Return a wait."""
+    if kind == "an event":
+        watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+        return watch.after_event(driver.event_import(0, EVENT), EVENT, None)
+    return aiocuda.wait([Stream(), lambda: True] if kind == "a list" else Stream())
+
+
+@pytest.mark.parametrize("kind", ["a stream", "an event", "a list", "cancelled", "cancelled and kept"])
+@pytest.mark.parametrize("opened", [False, True], ids=["alone", "beside a device"])
+async def test_waits_that_are_given_up_behind_one_kernel_hold_one_notifier(
+    driver: CudaDriver, fake: Fake, caplog: pytest.LogCaptureFixture, kind: str, opened: bool
+) -> None:
+    kept = []
+    async with contextlib.AsyncExitStack() as stack:
+        if opened:
+            await stack.enter_async_context(aiocuda.open_device(driver=driver))
+        pool = EventWatch.of(driver, 0, asyncio.get_running_loop())._notifiers
+        fake.answer("cuEventQuery", NOT_READY)
+        fake.hold()
+        (first,) = await started(made(driver, kind))
+        await until(lambda: pool.armed)
+        first.cancel()
+        await turns(2)
+        del first  # its traceback holds the wait
+        before = in_use(driver)
+        for _ in range(100):
+            waiting = made(driver, kind)
+            if "cancelled" not in kind:
+                waiting.limit(0.003)
+            if kind == "cancelled and kept":
+                kept.append(waiting)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(waiting.wait(), 0.003 if "cancelled" in kind else None)
+            del waiting
+            fake.forget()  # its log holds a limited number of calls
+        after = in_use(driver)
+        assert after.pop("events") <= before.pop("events") + len(kept)
+        assert after == before
+        assert len(pool.armed) == 1
+        assert not pool.quarantined
+        assert not [record.message for record in caplog.records if "notification_lost" in record.message]
+        fake.release()
+        await until(lambda: not pool.armed)
+        assert await quickly(made(driver, kind)) is None  # by its notifier alone
+        assert fake.calls("cuLaunchHostFunc")
+
+
+def in_use(driver: CudaDriver) -> dict[str, int]:
+    gc.collect()
+    counts = driver.statistics()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0,
+        **{name: counts[name] for name in ("streams", "imported", "notifiers", "events")},
+    }
+
+
+async def test_wait_behind_one_that_was_given_up_ends_by_a_notifier(driver: CudaDriver, fake: Fake) -> None:
+    """It gets one when that of the earlier wait has come."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    first, second = await started(aiocuda.wait(Stream()), aiocuda.wait(Stream()))
+    await until(lambda: fake.calls("cuLaunchHostFunc"))
+    first.cancel()
+    await turns()
+    assert len(fake.calls("cuLaunchHostFunc")) == 1
+    assert not second.done()
+    fake.release()
+    assert await quickly(second) is None
+    assert len(fake.calls("cuLaunchHostFunc")) == 2
+
+
+async def test_notifier_that_stays_out_after_its_event_is_replaced(driver: CudaDriver, fake: Fake) -> None:
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    fake.hold()
+    for _ in range(2):
+        fake.answer("cuEventQuery", NOT_READY)
+        (task,) = await started(aiocuda.wait(Stream()))
+        await until(lambda: len(watch._notifiers.armed) == 1)
+        fake.answer("cuEventQuery", 0)
+        assert await quickly(task) is None
+        await until(lambda: not watch._notifiers.armed)
+    assert len(watch._notifiers.quarantined) == 2
+    assert len(watch._budget.tokens) == 24
+    fake.release()
+    await until(lambda: not watch._notifiers.quarantined)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

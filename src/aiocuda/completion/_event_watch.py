@@ -51,23 +51,26 @@ class EventWait(Wait):
         The event, until the wait is done.
     line : int
         The stream of the event: of two waits with an equal one, the older is done first.
+    source : int
+        CUDA's handle of the stream, or minus that of the event of another library.
     armed : ArmedNotifier or None
     notified : bool
         True if its notifier has come: what came before the event when the notifier was armed is done.
     """
 
-    __slots__ = ("_release", "_watch", "armed", "lease", "line", "notified")
+    __slots__ = ("_release", "_watch", "armed", "lease", "line", "notified", "source")
 
     _looks_first = True
 
     def __init__(
-        self, watch: EventWatch, keep: object, lease: Lease, release: Callable[[], object], line: int | None
+        self, watch: EventWatch, keep: object, lease: Lease, release: Callable[[], object], source: int
     ) -> None:
         super().__init__(watch.loop, keep)
         self._watch = watch
         self._release = release
         self.lease: Lease | None = lease
-        self.line = -self.id if line is None else line
+        self.source = source
+        self.line = source if source >= 0 else -self.id  # an event may be recorded again on another stream
         self.armed: ArmedNotifier | None = None
         self.notified = False
 
@@ -104,15 +107,17 @@ class EventWait(Wait):
                 self._give_event()
 
 
-class _NoQueue:
-    """What an armed notifier has in the place of the queue of a stream."""
+class _Source:
+    """The stream or event of a wait, which an armed notifier has in the place of a queue."""
+
+    __slots__ = ("handle",)
 
     reactor = None
     name = "a stream of another library"
     watch = Watch()
 
-
-_NO_QUEUE: Any = _NoQueue()
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
 
 
 class EventWatch:
@@ -231,13 +236,13 @@ class EventWatch:
                 driver.stream_destroy(stream)  # only forgotten
         return wait
 
-    def after_event(self, event: int, keep: object) -> EventWait:
-        """Return a wait for an event of another library that the driver has imported.
+    def after_event(self, event: int, handle: int, keep: object) -> EventWait:
+        """Return a wait for an event of another library, given the driver's handle and CUDA's.
 
         A notifier is armed at once, if one is free: then the wait ends in time, also if the event is recorded again.
         """
         forget = functools.partial(self._driver.event_destroy, event)
-        wait = EventWait(self, keep, Lease(event, False, []), forget, None)
+        wait = EventWait(self, keep, Lease(event, False, []), forget, -handle)
         self.look(wait)
         if wait.status < DONE:
             self._arm(wait)
@@ -289,12 +294,13 @@ class EventWatch:
             self._alarm.set(watch.poll_from, now)
 
     def _arm(self, wait: EventWait) -> None:
-        """Arm a notifier for a wait, unless one is armed."""
-        if not self._arms or wait.armed is not None:
+        """Arm a notifier for a wait, unless one is armed, or one that comes before is left."""
+        if not self._arms or wait.armed is not None or self._has_left(wait.source):
             return
         operation: Any = wait  # it has the attributes of an operation that a notifier needs
+        queue: Any = _Source(wait.source)
         try:
-            wait.arm(self._notifiers.arm(self._driver, _NO_QUEUE, operation, self._budget.tokens))
+            wait.arm(self._notifiers.arm(self._driver, queue, operation, self._budget.tokens))
         except DeviceFault as fault:
             self._fail_all(fault)
         except AiocudaError as error:
@@ -302,6 +308,18 @@ class EventWatch:
             self.loop.call_exception_handler(
                 {"message": "aiocuda: the driver refused a notifier; a timer queries in its place", "exception": error}
             )
+
+    def _has_left(self, source: int) -> bool:
+        """Return whether a notifier is armed for another wait of a stream, or for one of an event that was given up.
+
+        So waits that are given up behind a long kernel hold one notifier, however many there are.
+        """
+        for armed in self._notifiers.armed.values():
+            if isinstance(armed.queue, _Source) and armed.queue.handle == source and not armed.is_settled:
+                wait = armed.operation
+                if source >= 0 or wait is None or wait.status >= DONE:
+                    return True
+        return False
 
     def _spin_soon(self) -> None:
         if not self._spinning:
@@ -363,6 +381,8 @@ class EventWatch:
             self._finish(wait, error)
         else:
             if done:
+                if wait.armed is not None:
+                    wait.armed.found_at = driver.now()
                 self._finish(wait)
         return wait.status >= DONE
 
@@ -395,6 +415,8 @@ class EventWatch:
         """Query the streams of notifiers that have come."""
         keys: dict[int, None] = {}
         for armed in notifiers:
+            if isinstance(armed.queue, _Source):
+                keys[armed.queue.handle] = None  # also if its own wait was given up
             wait = armed.operation
             if isinstance(wait, EventWait) and wait.armed is armed:
                 wait.notify()

@@ -126,7 +126,7 @@ def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, s
     if work.kind == "event":
         device = work.device or 0  # CUDA queries an event, and makes a stream wait for it, on any device
         watch = EventWatch.of(driver, device, loop)
-        return watch.after_event(driver.event_import(device, work.handle), x)
+        return watch.after_event(driver.event_import(device, work.handle), work.handle, x)
     try:
         device = driver.stream_device(work.handle) if work.device is None else work.device
         key = device, work.handle
