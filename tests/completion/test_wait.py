@@ -368,6 +368,69 @@ async def test_timeout_names_what_was_waited_for(device: Device, stream: Stream)
         await aiocuda.wait([lambda: False, Shaped(), stream], timeout=0)
 
 
+class Unspeakable:
+    """Its text would run code of the program, in the loop."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+    __str__ = __repr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__qualname__":
+            raise AssertionError
+        raise AttributeError(name)
+
+    def ready(self) -> bool:
+        return False
+
+    def __call__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class Pair(tuple):  # type: ignore[type-arg]  # noqa: SLOT001
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
+def never(*things: object) -> bool:
+    return False
+
+
+def answers_with(thing: object) -> object:
+    return thing
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda thing: thing.ready, r"^function Unspeakable.ready has not finished"),
+        (lambda thing: functools.partial(never, thing), r"^function never has not"),
+        (lambda thing: functools.partial(functools.partial(Unspeakable.ready, thing)), r"^function Unspeakable.ready"),
+        (lambda thing: Unspeakable(), r"^a tests\.completion\.test_wait\.Unspeakable has not"),
+        (lambda thing: (thing.ready, Pair([never])), r"^\[function Unspeakable.ready, a tests.*\.Pair\] has not"),
+        (lambda thing: threading.Event().is_set, r"^function Event.is_set has not"),
+    ],
+)
+@pytest.mark.parametrize("limit", [0, 0.001])
+async def test_text_of_a_timeout_runs_no_code_of_the_program(
+    make: Callable[[Unspeakable], Any], text: str, limit: float
+) -> None:
+    with pytest.raises(TimeoutError, match=text):
+        await quickly(aiocuda.wait(make(Unspeakable()), timeout=limit))
+
+
+async def test_answer_that_has_no_text() -> None:
+    thing = Unspeakable()
+    with pytest.raises(
+        InvalidTypeError, match=r"function answers_with returned a tests.*Unspeakable: a polled function"
+    ):
+        await quickly(aiocuda.wait(functools.partial(answers_with, thing)))
+
+
 class Shaped(Event):
     """Its repr would read the device."""
 

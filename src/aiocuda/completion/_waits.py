@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
+import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -284,10 +286,30 @@ class ThreadWait(Wait):
 
 
 def described(thing: Any) -> str:
-    """Return a short text for errors. That of an array or tensor does not read its values."""
-    if isinstance(thing, (list, tuple)):
+    """Return a short text for errors. It runs no code of the program, and reads no values of an array or tensor.
+
+    A ``repr`` could block the loop, as that of an object that holds a tensor, or raise where a waiter would never end.
+    """
+    while type(thing) is functools.partial:
+        thing = thing.func
+    kind = type(thing)
+    if kind in (list, tuple):
         return f"[{', '.join(map(described, thing[:3]))}{', …' if len(thing) > 3 else ''}]"
-    if hasattr(thing, "shape") or hasattr(thing, "__cuda_array_interface__"):
-        return f"a {type(thing).__module__}.{type(thing).__qualname__} of shape {tuple(getattr(thing, 'shape', ()))}"
-    text = repr(thing)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    if kind is types.MethodType:
+        thing = thing.__func__
+    if type(thing) in (types.FunctionType, types.BuiltinFunctionType):
+        return f"function {thing.__qualname__}"
+    package = str(kind.__module__).partition(".")[0]
+    if package in _WITH_SHAPES and hasattr(thing, "shape"):
+        return f"a {kind.__module__}.{kind.__qualname__} of shape {tuple(thing.shape)}"
+    if package == "aiocuda" or kind in _PLAIN:
+        text = repr(thing)
+        return text if len(text) <= 200 else f"{text[:200]}…"
+    return f"a {kind.__module__}.{kind.__qualname__}"
+
+
+#: Packages whose arrays know their shape on the host.
+_WITH_SHAPES = frozenset({"aiocuda", "cupy", "numba", "numba_cuda", "numpy", "torch"})
+
+#: Types whose ``repr`` runs nothing else.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, type})
