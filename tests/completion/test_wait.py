@@ -441,6 +441,22 @@ class Shaped(Event):
         raise AssertionError
 
 
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: [one], lambda one: ([one],)])
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_limit_of_a_wait_for_a_wait_is_its_own(wrapped: Callable[[Any], Any], awaited: bool) -> None:
+    opened = threading.Event()
+    first = aiocuda.wait(opened.is_set)
+    task = asyncio.ensure_future(first.wait()) if awaited else None
+    await turns(2)
+    limited = aiocuda.wait(wrapped(first), timeout=0.001)
+    assert limited is not first
+    with pytest.raises(TimeoutError, match=r"within 0\.001 s"):
+        await asyncio.wait_for(limited.wait(), 10)
+    assert not first.done()
+    opened.set()
+    assert await quickly(first if task is None else task) is None
+
+
 async def test_timeout_does_not_end_a_wait_that_is_done() -> None:
     done = aiocuda.wait(lambda: True, timeout=0)
     assert await quickly(done) is None

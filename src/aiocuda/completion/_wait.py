@@ -70,8 +70,9 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
         raise NoEventLoopError("a wait belongs to the running event loop, and none is running: call it in a coroutine")
     limit = check_timeout(timeout)
     found = _operations_of(x, loop, {})
-    only = found[0] if len(found) == 1 else None
-    waiting = only if isinstance(only, Wait) and only is not x else JoinedWait(loop, x, found)
+    # One that the caller has made keeps its own limit, or has none.
+    is_new = len(found) == 1 and isinstance(found[0], Wait) and not isinstance(x, (Wait, list, tuple))
+    waiting: Wait = found[0] if is_new else JoinedWait(loop, x, found)
     if limit is not None:
         waiting.limit(limit)
     return waiting
