@@ -408,6 +408,30 @@ async def test_wait_that_was_made_before_the_end_of_the_generators(driver: CudaD
     assert await quickly(aiocuda.wait([Stream(), lambda: True])) is None
 
 
+@pytest.mark.parametrize("things", [Stream(), [Stream(OTHER), Stream()]], ids=["stream", "list"])
+@pytest.mark.parametrize("call", ["await", "callback"])
+async def test_wait_that_could_not_begin_is_awaited_again(
+    driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch, things: Any, call: str
+) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    waiting = aiocuda.wait(things, timeout=50)
+    loop = asyncio.get_running_loop()
+    EventWatch.of(driver, 0, loop).close()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("the system watches no more descriptors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "add_reader", refuse)
+        with pytest.raises(OSError, match="no more descriptors"):
+            if call == "await":
+                await quickly(waiting)
+            else:
+                waiting.add_done_callback(print)
+    assert not waiting.is_awaited
+    assert await quickly(waiting) is None  # by its notifier
+
+
 async def test_refused_notifier_is_reported_once_and_delays_nothing(driver: CudaDriver, fake: Fake) -> None:
     fake.answer("cuEventQuery", NOT_READY)
     fake.answer("cuLaunchHostFunc", 2)

@@ -212,10 +212,16 @@ class Wait(Operation[None]):
     def _add(self, waiter: asyncio.Future[None] | Callback) -> None:
         is_first = not self._waiters
         self._waiters.add(waiter)
-        if is_first:
+        if not is_first:
+            return
+        try:
             if self._deadline:
                 self._timer = self.loop.call_at(self._deadline, self._expire)
             self._begin()
+        except BaseException:  # else the next waiter would not be the first
+            self._waiters.discard(waiter)
+            self._removed()
+            raise
 
     def _removed(self) -> None:
         """Watch no longer if no waiter is left."""
