@@ -340,6 +340,63 @@ async def test_refused_query_fails_the_wait(driver: CudaDriver, fake: Fake) -> N
         await quickly(task)
 
 
+@pytest.mark.parametrize("code", [2, ILLEGAL_ADDRESS])
+async def test_refused_begin_of_queries_reaches_the_waiters_and_keeps_the_timer(
+    driver: CudaDriver, fake: Fake, code: int
+) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    with Reports() as reports:
+        (task,) = await started(aiocuda.wait(Stream()))
+        await until(lambda: fake.calls("cuLaunchHostFunc"))
+        fake.answer("cuThreadExchangeStreamCaptureMode", code)
+        expected = DeviceFault if code == ILLEGAL_ADDRESS else aiocuda.AiocudaError
+        with pytest.raises(expected, match="cuThreadExchangeStreamCaptureMode"):
+            await asyncio.wait_for(task, 10)
+        with pytest.raises(expected, match="cuThreadExchangeStreamCaptureMode"):
+            await asyncio.wait_for(aiocuda.wait(Stream()).wait(), 10)
+        waiting = None if code == ILLEGAL_ADDRESS else aiocuda.wait(Stream())
+        fake.answer("cuThreadExchangeStreamCaptureMode", 0)
+        if waiting is not None:
+            (task,) = await started(waiting)
+            await turns()
+            fake.answer("cuEventQuery", 0)  # the timer asks: no notifier comes
+            assert await asyncio.wait_for(task, 10) is None
+    assert not reports.contexts
+
+
+@pytest.mark.parametrize("code", [2, ILLEGAL_ADDRESS])
+async def test_refused_end_of_queries(
+    driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A fault ends all waits; any other refusal is reported, and the timer goes on."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    query = driver.event_query
+    refusals: list[int] = []
+
+    def refuse_then(event: int) -> bool:
+        if len(refusals) == 1:
+            fake.answer("cuThreadExchangeStreamCaptureMode", code, times=1)
+            refusals.append(code)
+        return query(event)
+
+    monkeypatch.setattr(driver, "event_query", refuse_then)
+    with Reports() as reports:
+        tasks = await started(*[aiocuda.wait(Stream(STREAM + 8 * number)) for number in range(3)])
+        await until(lambda: len(fake.calls("cuLaunchHostFunc")) == 3)
+        refusals.append(0)
+        await until(lambda: len(refusals) == 2)
+        fake.answer("cuEventQuery", 0)
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    if code == ILLEGAL_ADDRESS:
+        assert all(isinstance(end, DeviceFault) for end in ends)
+        assert not reports.contexts
+    else:
+        assert ends == [None] * 3
+        assert len(reports.contexts) == 1
+
+
 # -- captures ----------------------------------------------------------------------------------------------------------
 
 

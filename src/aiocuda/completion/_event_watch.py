@@ -305,9 +305,10 @@ class EventWatch:
             self._fail_all(fault)
         except AiocudaError as error:
             self._arms = False
-            self.loop.call_exception_handler(
-                {"message": "aiocuda: the driver refused a notifier; a timer queries in its place", "exception": error}
-            )
+            self._report("the driver refused a notifier; a timer queries in its place", error)
+
+    def _report(self, message: str, error: AiocudaError) -> None:
+        self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
 
     def _has_left(self, source: int) -> bool:
         """Return whether a notifier is armed for another wait of a stream, or for one of an event that was given up.
@@ -353,9 +354,9 @@ class EventWatch:
     def _look(self, keys: Iterable[int]) -> None:
         """Query streams, the oldest wait of each first, and plan the next one."""
         left = MOST_PER_TURN
-        with self._queries():
+        with self._queries() as refusal:
             for key in keys:
-                while left > 0 and key in self._lines and self._is_over(self._lines[key][0]):
+                while left > 0 and key in self._lines and self._is_over(self._lines[key][0], refusal):
                     left -= 1
                 if key in self._lines:
                     self._plan(key)
@@ -363,14 +364,16 @@ class EventWatch:
     def look(self, wait: EventWait) -> None:
         """End a wait if its work is done."""
         if wait.status < DONE:
-            with self._queries():
-                self._is_over(wait)
+            with self._queries() as refusal:
+                self._is_over(wait, refusal)
 
-    def _is_over(self, wait: EventWait) -> bool:
+    def _is_over(self, wait: EventWait, refusal: AiocudaError | None) -> bool:
         """Query the event of a wait, and end the wait if it is done or refused. Return whether it has ended."""
         driver, lease = self._driver, wait.lease
         assert lease is not None
         try:
+            if refusal is not None:
+                raise refusal.again()
             done = driver.event_query(lease.handle) or wait.notified
             if driver.fault is not None:  # although the event says that its work is done
                 raise driver.fault.again()
@@ -387,17 +390,26 @@ class EventWatch:
         return wait.status >= DONE
 
     @contextlib.contextmanager
-    def _queries(self) -> Iterator[None]:
-        """Query where another library may be capturing a stream. After a fault, each query raises it."""
-        begun = False
-        with contextlib.suppress(DeviceFault):
-            self._driver.begin_queries()
-            begun = True
+    def _queries(self) -> Iterator[AiocudaError | None]:
+        """Query where another library may be capturing a stream; with an error in its place, no query is possible."""
+        refusal: AiocudaError | None = None
         try:
-            yield
+            self._driver.begin_queries()
+        except AiocudaError as error:
+            refusal = error
+        try:
+            yield refusal
         finally:
-            if begun:
-                self._driver.end_queries()
+            if refusal is None:
+                self._end_queries()
+
+    def _end_queries(self) -> None:
+        try:
+            self._driver.end_queries()
+        except DeviceFault as fault:
+            self._fail_all(fault)
+        except AiocudaError as error:
+            self._report("the driver refused to restore the capture mode of this thread", error)
 
     def _finish(self, wait: EventWait, error: BaseException | None = None) -> None:
         self.leave(wait)
