@@ -501,6 +501,16 @@ async def test_refused_notifier_is_reported_once_and_delays_nothing(driver: Cuda
     assert len(reports.contexts) == 1
 
 
+async def test_notifier_that_was_refused_once(driver: CudaDriver, fake: Fake) -> None:
+    """Later waits have one."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.answer("cuLaunchHostFunc", 2, times=1)
+    with Reports() as reports:
+        assert await asyncio.wait_for(aiocuda.wait(Stream()).wait(), 10) is None
+        assert await asyncio.wait_for(aiocuda.wait(Stream(OTHER)).wait(), 10) is None
+    assert len(reports.contexts) == 1
+
+
 class LoopWithoutReaders(asyncio.SelectorEventLoop):
     """As loops of other packages, and asyncio's proactor loop."""
 

@@ -130,8 +130,8 @@ class EventWatch:
     """
 
     __slots__ = ("__weakref__", "_alarm", "_arms", "_budget", "_device", "_driver", "_end", "_give_back",
-                 "_host", "_leases", "_lines", "_notifiers", "_policy", "_spinning", "_wakes", "_watchdog", "_watches",
-                 "closed", "loop")  # fmt: skip
+                 "_host", "_leases", "_lines", "_notifiers", "_policy", "_reported", "_spinning", "_wakes", "_watchdog",
+                 "_watches", "closed", "loop")  # fmt: skip
 
     def __init__(self, driver: Driver, device: int, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -144,7 +144,7 @@ class EventWatch:
         self._leases: EventLeases = driver.registry.setdefault(("wait events", device), EventLeases(driver, device))
         self._lines: dict[int, list[EventWait]] = {}  # the waits that have a waiter, by stream, the oldest first
         self._watches: dict[int, Watch] = {}
-        self._spinning = False
+        self._spinning = self._reported = False
         self._watchdog: asyncio.TimerHandle | None = None
         self._wakes = Wakes.of(loop)
         self._end = end_with_loop(self)
@@ -304,10 +304,13 @@ class EventWatch:
         except DeviceFault as fault:
             self._fail_all(fault)
         except AiocudaError as error:
-            self._arms = False
             self._report("the driver refused a notifier; a timer queries in its place", error)
 
     def _report(self, message: str, error: AiocudaError) -> None:
+        """Report the first refusal."""
+        if self._reported:
+            return
+        self._reported = True
         self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
 
     def _has_left(self, source: int) -> bool:
