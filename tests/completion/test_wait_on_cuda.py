@@ -88,6 +88,14 @@ async def test_waits_of_one_call_and_one_stream_share_an_event(driver: CudaDrive
     assert len(fake.calls("cuEventRecord")) == 2
 
 
+async def test_each_call_records_an_event(driver: CudaDriver, fake: Fake) -> None:
+    """In one iteration of the loop, too: PyTorch may have enqueued work between the calls."""
+    first, second = aiocuda.wait(Stream()), aiocuda.wait(Stream())
+    events = [call.arguments[0] for call in fake.calls("cuEventRecord")]
+    assert len(set(events)) == 2
+    await quickly(asyncio.gather(first.wait(), second.wait()))
+
+
 async def test_notifier_ends_a_wait(driver: CudaDriver, fake: Fake) -> None:
     fake.answer("cuEventQuery", NOT_READY)
     fake.hold()

@@ -41,7 +41,8 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
         - An operation, an event, a stream or a buffer of aiocuda.
         - A function without arguments that returns True when the work is done. The loop calls it 50 µs later, then more
           and more rarely, at most 5 ms apart.
-        - A list or a tuple of these: all are waited for, then the first failure is raised.
+        - A list or a tuple of these: all are waited for, then the first failure is raised. Those of one stream share an
+          event. Two calls do not: another library may have enqueued work in between.
 
         Where CUDA cannot be used, an object with ``query()`` is polled like a function, and one with ``synchronize()``
         only is waited for on a thread of its own, which a cancelled wait leaves until that call returns.
