@@ -245,6 +245,23 @@ async def test_times_of_the_calls_in_virtual_time() -> None:
     assert 20 < len(times) < 200
 
 
+async def test_limit_of_zero_when_the_time_of_the_loop_is_zero() -> None:
+    from aiocuda.testing import SimulatedLoop
+
+    async def main() -> None:
+        assert asyncio.get_running_loop().time() == 0
+        waiting = aiocuda.wait(lambda: False, timeout=0)
+        with pytest.raises(TimeoutError, match="within 0 s"):
+            await asyncio.wait_for(waiting.wait(), 5)
+        assert aiocuda.wait(lambda: False, timeout=0).done()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: SimulatedLoop()) as runner:
+            runner.run(main())
+
+    await asyncio.to_thread(run)
+
+
 async def test_exception_of_a_function_goes_to_the_waiters() -> None:
     waiting = aiocuda.wait(lambda: 1 / 0 == 0)
     for _ in range(2):

@@ -57,7 +57,8 @@ class Wait(Operation[None]):
         self._error: BaseException | None = None
         self._waiters: Waiters[asyncio.Future[None] | Callback] = Waiters()
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout = self._deadline = 0.0
+        self._timeout = 0.0
+        self._deadline: float | None = None
 
     # -- what ends it --------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Wait(Operation[None]):
     def done(self) -> bool:
         if self.status < DONE and asyncio._get_running_loop() is self.loop:
             self._look()
-            if self._deadline and self.loop.time() >= self._deadline:
+            if self._deadline is not None and self.loop.time() >= self._deadline:
                 self._expire()
         return self.status >= DONE
 
@@ -215,7 +216,7 @@ class Wait(Operation[None]):
         if not is_first:
             return
         try:
-            if self._deadline:
+            if self._deadline is not None:
                 self._timer = self.loop.call_at(self._deadline, self._expire)
             self._begin()
         except BaseException:  # else the next waiter would not be the first
