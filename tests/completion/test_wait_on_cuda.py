@@ -14,6 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DeviceFault, UnsupportedError
+from aiocuda._base._wakeups import MOST_PER_TURN
 from aiocuda.completion import _wait
 from aiocuda.completion._event_watch import EventWatch
 from aiocuda.driver.cuda._driver import CudaDriver
@@ -153,6 +154,64 @@ async def test_more_streams_than_notifiers(driver: CudaDriver, fake: Fake) -> No
     await turns()
     fake.answer("cuEventQuery", 0)
     await quickly(asyncio.gather(*tasks))
+
+
+async def test_turn_of_the_loop_queries_a_limited_number_of_streams(driver: CudaDriver, fake: Fake) -> None:
+    """The others are queried in the next turns."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    streams = 3 * MOST_PER_TURN
+    tasks = await started(*[aiocuda.wait(Stream(STREAM + 16 * number)) for number in range(streams)])
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    await until(lambda: not watch._spinning)
+    most = 0
+    queried: set[int] = set()
+    while len(queried) < streams:
+        fake.forget()
+        await asyncio.sleep(0)
+        events = [call.arguments[0] for call in fake.calls("cuEventQuery")]
+        most = max(most, len(events))
+        queried.update(events)
+    assert 0 < most <= MOST_PER_TURN + 1  # that of the watchdog
+    fake.answer("cuEventQuery", 0)
+    await quickly(asyncio.gather(*tasks))
+
+
+async def test_ctrl_c_while_the_timer_queries(driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other streams are still queried, where no notifier comes."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    query = driver.event_query
+    unfinished: list[int] = []
+    interrupted: list[int] = []
+
+    def interrupt(event: int) -> bool:
+        if not interrupted:
+            interrupted.append(event)
+            raise KeyboardInterrupt
+        return event not in unfinished and query(event)
+
+    async def main() -> list[asyncio.Task[None]]:
+        waits: list[Any] = [aiocuda.wait(Stream(STREAM + 16 * number)) for number in range(3)]
+        unfinished.append(waits[0].lease.handle)
+        tasks = await started(*waits)
+        await until(lambda: len(fake.calls("cuLaunchHostFunc")) == 3)
+        return tasks
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        tasks = loop.run_until_complete(main())
+        monkeypatch.setattr(driver, "event_query", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.sleep(10))
+        fake.answer("cuEventQuery", 0)
+        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks[1:]), 10))
+        unfinished.clear()
+        loop.run_until_complete(asyncio.wait_for(tasks[0], 10))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    await asyncio.to_thread(run)
 
 
 async def test_event_of_another_library_is_waited_for_without_a_stream(driver: CudaDriver, fake: Fake) -> None:

@@ -295,12 +295,13 @@ class EventWatch:
 
     def _arm(self, wait: EventWait) -> None:
         """Arm a notifier for a wait, unless one is armed, or one that comes before is left."""
-        if not self._arms or wait.armed is not None or self._has_left(wait.source):
+        tokens = self._budget.tokens
+        if not self._arms or not tokens or wait.armed is not None or self._has_left(wait.source):
             return
         operation: Any = wait  # it has the attributes of an operation that a notifier needs
         queue: Any = _Source(wait.source)
         try:
-            wait.arm(self._notifiers.arm(self._driver, queue, operation, self._budget.tokens))
+            wait.arm(self._notifiers.arm(self._driver, queue, operation, tokens))
         except DeviceFault as fault:
             self._fail_all(fault)
         except AiocudaError as error:
@@ -347,12 +348,17 @@ class EventWatch:
         parked = [(key, watch) for key, watch in self._watches.items() if not watch.polling and key in self._lines]
         due = [key for key, watch in parked if watch.poll_from <= reached]
         following = min((watch.poll_from for _, watch in parked if watch.poll_from > reached), default=math.inf)
+        if len(due) > MOST_PER_TURN:
+            following = now
+            del due[MOST_PER_TURN:]
         if following < math.inf:
             self._alarm.set(following, now)
-        self._look(due)
-        for key in due:
-            if key in self._lines and not self._watches[key].polling:
-                self._park(key, now)
+        try:
+            self._look(due)
+        finally:  # Ctrl-C: the others are still queried
+            for key in due:
+                if key in self._lines and not self._watches[key].polling:
+                    self._park(key, now)
 
     def _look(self, keys: Iterable[int]) -> None:
         """Query streams, the oldest wait of each first, and plan the next one."""
