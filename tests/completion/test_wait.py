@@ -245,6 +245,23 @@ async def test_times_of_the_calls_in_virtual_time() -> None:
     assert 20 < len(times) < 200
 
 
+async def test_limit_of_zero_when_the_time_of_the_loop_is_zero() -> None:
+    from aiocuda.testing import SimulatedLoop
+
+    async def main() -> None:
+        assert asyncio.get_running_loop().time() == 0
+        waiting = aiocuda.wait(lambda: False, timeout=0)
+        with pytest.raises(TimeoutError, match="within 0 s"):
+            await asyncio.wait_for(waiting.wait(), 5)
+        assert aiocuda.wait(lambda: False, timeout=0).done()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: SimulatedLoop()) as runner:
+            runner.run(main())
+
+    await asyncio.to_thread(run)
+
+
 async def test_exception_of_a_function_goes_to_the_waiters() -> None:
     waiting = aiocuda.wait(lambda: 1 / 0 == 0)
     for _ in range(2):
@@ -368,6 +385,69 @@ async def test_timeout_names_what_was_waited_for(device: Device, stream: Stream)
         await aiocuda.wait([lambda: False, Shaped(), stream], timeout=0)
 
 
+class Unspeakable:
+    """Its text would run code of the program, in the loop."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+    __str__ = __repr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__qualname__":
+            raise AssertionError
+        raise AttributeError(name)
+
+    def ready(self) -> bool:
+        return False
+
+    def __call__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class Pair(tuple):  # type: ignore[type-arg]  # noqa: SLOT001
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
+def never(*things: object) -> bool:
+    return False
+
+
+def answers_with(thing: object) -> object:
+    return thing
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda thing: thing.ready, r"^function Unspeakable.ready has not finished"),
+        (lambda thing: functools.partial(never, thing), r"^function never has not"),
+        (lambda thing: functools.partial(functools.partial(Unspeakable.ready, thing)), r"^function Unspeakable.ready"),
+        (lambda thing: Unspeakable(), r"^a tests\.completion\.test_wait\.Unspeakable has not"),
+        (lambda thing: (thing.ready, Pair([never])), r"^\[function Unspeakable.ready, a tests.*\.Pair\] has not"),
+        (lambda thing: threading.Event().is_set, r"^function Event.is_set has not"),
+    ],
+)
+@pytest.mark.parametrize("limit", [0, 0.001])
+async def test_text_of_a_timeout_runs_no_code_of_the_program(
+    make: Callable[[Unspeakable], Any], text: str, limit: float
+) -> None:
+    with pytest.raises(TimeoutError, match=text):
+        await quickly(aiocuda.wait(make(Unspeakable()), timeout=limit))
+
+
+async def test_answer_that_has_no_text() -> None:
+    thing = Unspeakable()
+    with pytest.raises(
+        InvalidTypeError, match=r"function answers_with returned a tests.*Unspeakable: a polled function"
+    ):
+        await quickly(aiocuda.wait(functools.partial(answers_with, thing)))
+
+
 class Shaped(Event):
     """Its repr would read the device."""
 
@@ -376,6 +456,22 @@ class Shaped(Event):
 
     def __repr__(self) -> str:
         raise AssertionError
+
+
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: [one], lambda one: ([one],)])
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_limit_of_a_wait_for_a_wait_is_its_own(wrapped: Callable[[Any], Any], awaited: bool) -> None:
+    opened = threading.Event()
+    first = aiocuda.wait(opened.is_set)
+    task = asyncio.ensure_future(first.wait()) if awaited else None
+    await turns(2)
+    limited = aiocuda.wait(wrapped(first), timeout=0.001)
+    assert limited is not first
+    with pytest.raises(TimeoutError, match=r"within 0\.001 s"):
+        await asyncio.wait_for(limited.wait(), 10)
+    assert not first.done()
+    opened.set()
+    assert await quickly(first if task is None else task) is None
 
 
 async def test_timeout_does_not_end_a_wait_that_is_done() -> None:
@@ -405,6 +501,18 @@ async def test_cancelled_wait_leaves_nothing() -> None:
     del thing, task
     gc.collect()
     assert gone() is None
+
+
+async def test_list_that_has_timed_out_holds_nothing() -> None:
+    thing = Event()
+    gone = weakref.ref(thing)
+    waiting = aiocuda.wait([thing, lambda: True], timeout=0)
+    with pytest.raises(TimeoutError):
+        await quickly(waiting)
+    del thing
+    gc.collect()
+    assert gone() is None
+    assert waiting.done()
 
 
 async def test_one_of_two_waiters_is_cancelled() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda.completion import _wait
+from aiocuda.completion._event_watch import EventWatch
 from aiocuda.driver.cuda._driver import CudaDriver
 from tests.core.test_over_libcuda import NOT_READY, fake, library
 from tests.driver.cuda.fake import Fake
@@ -216,7 +217,8 @@ def test_loop_that_ends_while_a_task_waits(driver: CudaDriver, fake: Fake) -> No
         main.tasks = [  # type: ignore[attr-defined]
             asyncio.ensure_future(aiocuda.wait(thing).wait()) for thing in (Stream(), lambda: False)
         ]
-        await until(lambda: fake.calls("cuLaunchHostFunc"))
+        watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+        await until(lambda: watch._notifiers.armed)  # also by the loop before
 
     def run() -> None:
         fake.hold()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DeviceFault, UnsupportedError
+from aiocuda._base._wakeups import MOST_PER_TURN
 from aiocuda.completion import _wait
 from aiocuda.completion._event_watch import EventWatch
 from aiocuda.driver.cuda._driver import CudaDriver
@@ -86,6 +89,14 @@ async def test_waits_of_one_call_and_one_stream_share_an_event(driver: CudaDrive
     assert len(fake.calls("cuEventRecord")) == 2
 
 
+async def test_each_call_records_an_event(driver: CudaDriver, fake: Fake) -> None:
+    """In one iteration of the loop, too: PyTorch may have enqueued work between the calls."""
+    first, second = aiocuda.wait(Stream()), aiocuda.wait(Stream())
+    events = [call.arguments[0] for call in fake.calls("cuEventRecord")]
+    assert len(set(events)) == 2
+    await quickly(asyncio.gather(first.wait(), second.wait()))
+
+
 async def test_notifier_ends_a_wait(driver: CudaDriver, fake: Fake) -> None:
     fake.answer("cuEventQuery", NOT_READY)
     fake.hold()
@@ -145,9 +156,67 @@ async def test_more_streams_than_notifiers(driver: CudaDriver, fake: Fake) -> No
     await quickly(asyncio.gather(*tasks))
 
 
+async def test_turn_of_the_loop_queries_a_limited_number_of_streams(driver: CudaDriver, fake: Fake) -> None:
+    """The others are queried in the next turns."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    streams = 3 * MOST_PER_TURN
+    tasks = await started(*[aiocuda.wait(Stream(STREAM + 16 * number)) for number in range(streams)])
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    await until(lambda: not watch._spinning)
+    most = 0
+    queried: set[int] = set()
+    while len(queried) < streams:
+        fake.forget()
+        await asyncio.sleep(0)
+        events = [call.arguments[0] for call in fake.calls("cuEventQuery")]
+        most = max(most, len(events))
+        queried.update(events)
+    assert 0 < most <= MOST_PER_TURN + 1  # that of the watchdog
+    fake.answer("cuEventQuery", 0)
+    await quickly(asyncio.gather(*tasks))
+
+
+async def test_ctrl_c_while_the_timer_queries(driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other streams are still queried, where no notifier comes."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    query = driver.event_query
+    unfinished: list[int] = []
+    interrupted: list[int] = []
+
+    def interrupt(event: int) -> bool:
+        if not interrupted:
+            interrupted.append(event)
+            raise KeyboardInterrupt
+        return event not in unfinished and query(event)
+
+    async def main() -> list[asyncio.Task[None]]:
+        waits: list[Any] = [aiocuda.wait(Stream(STREAM + 16 * number)) for number in range(3)]
+        unfinished.append(waits[0].lease.handle)
+        tasks = await started(*waits)
+        await until(lambda: len(fake.calls("cuLaunchHostFunc")) == 3)
+        return tasks
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        tasks = loop.run_until_complete(main())
+        monkeypatch.setattr(driver, "event_query", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.sleep(10))
+        fake.answer("cuEventQuery", 0)
+        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks[1:]), 10))
+        unfinished.clear()
+        loop.run_until_complete(asyncio.wait_for(tasks[0], 10))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    await asyncio.to_thread(run)
+
+
 async def test_event_of_another_library_is_waited_for_without_a_stream(driver: CudaDriver, fake: Fake) -> None:
     watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
-    waiting = watch.after_event(driver.event_import(0, EVENT), None)
+    waiting = watch.after_event(driver.event_import(0, EVENT), EVENT, None)
     assert waiting.done()
     assert [call.arguments[0] for call in fake.calls("cuEventQuery")] == [EVENT]
     assert not driver.events
@@ -160,7 +229,7 @@ async def test_event_that_is_recorded_again_meanwhile(driver: CudaDriver, fake: 
     watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
     fake.answer("cuEventQuery", NOT_READY)
     fake.hold()
-    waiting = watch.after_event(driver.event_import(0, EVENT), None)
+    waiting = watch.after_event(driver.event_import(0, EVENT), EVENT, None)
     assert fake.calls("cuStreamWaitEvent")[-1].arguments[1] == EVENT
     (task,) = await started(waiting)
     await turns()
@@ -190,8 +259,96 @@ async def test_cancelled_wait_leaves_nothing(driver: CudaDriver, fake: Fake) -> 
 async def test_timeout(driver: CudaDriver, fake: Fake) -> None:
     fake.answer("cuEventQuery", NOT_READY)
     fake.hold()
-    with pytest.raises(TimeoutError, match=r"Stream object .* has not finished within 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"^a tests.*\.Stream has not finished within 0.01 s"):
         await aiocuda.wait(Stream(), timeout=0.01)
+
+
+def made(driver: CudaDriver, kind: str) -> Any:
+    """Return a wait."""
+    if kind == "an event":
+        watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+        return watch.after_event(driver.event_import(0, EVENT), EVENT, None)
+    return aiocuda.wait([Stream(), lambda: True] if kind == "a list" else Stream())
+
+
+@pytest.mark.parametrize("kind", ["a stream", "an event", "a list", "cancelled", "cancelled and kept"])
+@pytest.mark.parametrize("opened", [False, True], ids=["alone", "beside a device"])
+async def test_waits_that_are_given_up_behind_one_kernel_hold_one_notifier(
+    driver: CudaDriver, fake: Fake, caplog: pytest.LogCaptureFixture, kind: str, opened: bool
+) -> None:
+    kept = []
+    async with contextlib.AsyncExitStack() as stack:
+        if opened:
+            await stack.enter_async_context(aiocuda.open_device(driver=driver))
+        pool = EventWatch.of(driver, 0, asyncio.get_running_loop())._notifiers
+        fake.answer("cuEventQuery", NOT_READY)
+        fake.hold()
+        (first,) = await started(made(driver, kind))
+        await until(lambda: pool.armed)
+        first.cancel()
+        await turns(2)
+        del first  # its traceback holds the wait
+        before = in_use(driver)
+        for _ in range(100):
+            waiting = made(driver, kind)
+            if "cancelled" not in kind:
+                waiting.limit(0.003)
+            if kind == "cancelled and kept":
+                kept.append(waiting)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(waiting.wait(), 0.003 if "cancelled" in kind else None)
+            del waiting
+            fake.forget()  # its log holds a limited number of calls
+        after = in_use(driver)
+        assert after.pop("events") <= before.pop("events") + len(kept)
+        assert after == before
+        assert len(pool.armed) == 1
+        assert not pool.quarantined
+        assert not [record.message for record in caplog.records if "notification_lost" in record.message]
+        fake.release()
+        await until(lambda: not pool.armed)
+        assert await quickly(made(driver, kind)) is None  # by its notifier alone
+        assert fake.calls("cuLaunchHostFunc")
+
+
+def in_use(driver: CudaDriver) -> dict[str, int]:
+    gc.collect()
+    counts = driver.statistics()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0,
+        **{name: counts[name] for name in ("streams", "imported", "notifiers", "events")},
+    }
+
+
+async def test_wait_behind_one_that_was_given_up_ends_by_a_notifier(driver: CudaDriver, fake: Fake) -> None:
+    """It gets one when that of the earlier wait has come."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    first, second = await started(aiocuda.wait(Stream()), aiocuda.wait(Stream()))
+    await until(lambda: fake.calls("cuLaunchHostFunc"))
+    first.cancel()
+    await turns()
+    assert len(fake.calls("cuLaunchHostFunc")) == 1
+    assert not second.done()
+    fake.release()
+    assert await quickly(second) is None
+    assert len(fake.calls("cuLaunchHostFunc")) == 2
+
+
+async def test_notifier_that_stays_out_after_its_event_is_replaced(driver: CudaDriver, fake: Fake) -> None:
+    watch = EventWatch.of(driver, 0, asyncio.get_running_loop())
+    fake.hold()
+    for _ in range(2):
+        fake.answer("cuEventQuery", NOT_READY)
+        (task,) = await started(aiocuda.wait(Stream()))
+        await until(lambda: len(watch._notifiers.armed) == 1)
+        fake.answer("cuEventQuery", 0)
+        assert await quickly(task) is None
+        await until(lambda: not watch._notifiers.armed)
+    assert len(watch._notifiers.quarantined) == 2
+    assert len(watch._budget.tokens) == 24
+    fake.release()
+    await until(lambda: not watch._notifiers.quarantined)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -248,6 +405,63 @@ async def test_refused_query_fails_the_wait(driver: CudaDriver, fake: Fake) -> N
     fake.answer("cuEventQuery", 2)
     with pytest.raises(aiocuda.AiocudaError):
         await quickly(task)
+
+
+@pytest.mark.parametrize("code", [2, ILLEGAL_ADDRESS])
+async def test_refused_begin_of_queries_reaches_the_waiters_and_keeps_the_timer(
+    driver: CudaDriver, fake: Fake, code: int
+) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    with Reports() as reports:
+        (task,) = await started(aiocuda.wait(Stream()))
+        await until(lambda: fake.calls("cuLaunchHostFunc"))
+        fake.answer("cuThreadExchangeStreamCaptureMode", code)
+        expected = DeviceFault if code == ILLEGAL_ADDRESS else aiocuda.AiocudaError
+        with pytest.raises(expected, match="cuThreadExchangeStreamCaptureMode"):
+            await asyncio.wait_for(task, 10)
+        with pytest.raises(expected, match="cuThreadExchangeStreamCaptureMode"):
+            await asyncio.wait_for(aiocuda.wait(Stream()).wait(), 10)
+        waiting = None if code == ILLEGAL_ADDRESS else aiocuda.wait(Stream())
+        fake.answer("cuThreadExchangeStreamCaptureMode", 0)
+        if waiting is not None:
+            (task,) = await started(waiting)
+            await turns()
+            fake.answer("cuEventQuery", 0)  # the timer asks: no notifier comes
+            assert await asyncio.wait_for(task, 10) is None
+    assert not reports.contexts
+
+
+@pytest.mark.parametrize("code", [2, ILLEGAL_ADDRESS])
+async def test_refused_end_of_queries(
+    driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A fault ends all waits; any other refusal is reported, and the timer goes on."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.hold()
+    query = driver.event_query
+    refusals: list[int] = []
+
+    def refuse_then(event: int) -> bool:
+        if len(refusals) == 1:
+            fake.answer("cuThreadExchangeStreamCaptureMode", code, times=1)
+            refusals.append(code)
+        return query(event)
+
+    monkeypatch.setattr(driver, "event_query", refuse_then)
+    with Reports() as reports:
+        tasks = await started(*[aiocuda.wait(Stream(STREAM + 8 * number)) for number in range(3)])
+        await until(lambda: len(fake.calls("cuLaunchHostFunc")) == 3)
+        refusals.append(0)
+        await until(lambda: len(refusals) == 2)
+        fake.answer("cuEventQuery", 0)
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    if code == ILLEGAL_ADDRESS:
+        assert all(isinstance(end, DeviceFault) for end in ends)
+        assert not reports.contexts
+    else:
+        assert ends == [None] * 3
+        assert len(reports.contexts) == 1
 
 
 # -- captures ----------------------------------------------------------------------------------------------------------
@@ -318,6 +532,30 @@ async def test_wait_that_was_made_before_the_end_of_the_generators(driver: CudaD
     assert await quickly(aiocuda.wait([Stream(), lambda: True])) is None
 
 
+@pytest.mark.parametrize("things", [Stream(), [Stream(OTHER), Stream()]], ids=["stream", "list"])
+@pytest.mark.parametrize("call", ["await", "callback"])
+async def test_wait_that_could_not_begin_is_awaited_again(
+    driver: CudaDriver, fake: Fake, monkeypatch: pytest.MonkeyPatch, things: Any, call: str
+) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    waiting = aiocuda.wait(things, timeout=50)
+    loop = asyncio.get_running_loop()
+    EventWatch.of(driver, 0, loop).close()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("the system watches no more descriptors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "add_reader", refuse)
+        with pytest.raises(OSError, match="no more descriptors"):
+            if call == "await":
+                await quickly(waiting)
+            else:
+                waiting.add_done_callback(print)
+    assert not waiting.is_awaited
+    assert await quickly(waiting) is None  # by its notifier
+
+
 async def test_refused_notifier_is_reported_once_and_delays_nothing(driver: CudaDriver, fake: Fake) -> None:
     fake.answer("cuEventQuery", NOT_READY)
     fake.answer("cuLaunchHostFunc", 2)
@@ -327,6 +565,16 @@ async def test_refused_notifier_is_reported_once_and_delays_nothing(driver: Cuda
         await turns()
         fake.answer("cuEventQuery", 0)
         await quickly(asyncio.gather(*tasks))
+    assert len(reports.contexts) == 1
+
+
+async def test_notifier_that_was_refused_once(driver: CudaDriver, fake: Fake) -> None:
+    """Later waits have one."""
+    fake.answer("cuEventQuery", NOT_READY)
+    fake.answer("cuLaunchHostFunc", 2, times=1)
+    with Reports() as reports:
+        assert await asyncio.wait_for(aiocuda.wait(Stream()).wait(), 10) is None
+        assert await asyncio.wait_for(aiocuda.wait(Stream(OTHER)).wait(), 10) is None
     assert len(reports.contexts) == 1
 
 

@@ -23,7 +23,7 @@ class ArmedNotifier:
     id, context, label
         Of the operation.
     found_at : float
-        The time at which the timer's query has found the end of the operation, before the tag; infinite if none has.
+        The time at which a query has found the end of the operation, before the tag; infinite if none has.
     """
 
     __slots__ = ("_operation", "context", "found_at", "id", "index", "label", "queue", "silent_ticks", "token")
@@ -46,6 +46,11 @@ class ArmedNotifier:
 
     @property
     def is_settled(self) -> bool:
-        """True if the device has finished with the operation: until then, the queue holds it."""
+        """True if the device has finished with the operation: until then, the queue holds it.
+
+        Nothing holds the wait for work that no queue has, which may be given up before.
+        """
+        if self.queue.reactor is None:
+            return self.found_at < math.inf
         operation = self._operation()
         return operation is None or operation.is_settled

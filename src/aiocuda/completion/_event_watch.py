@@ -51,23 +51,26 @@ class EventWait(Wait):
         The event, until the wait is done.
     line : int
         The stream of the event: of two waits with an equal one, the older is done first.
+    source : int
+        CUDA's handle of the stream, or minus that of the event of another library.
     armed : ArmedNotifier or None
     notified : bool
         True if its notifier has come: what came before the event when the notifier was armed is done.
     """
 
-    __slots__ = ("_release", "_watch", "armed", "lease", "line", "notified")
+    __slots__ = ("_release", "_watch", "armed", "lease", "line", "notified", "source")
 
     _looks_first = True
 
     def __init__(
-        self, watch: EventWatch, keep: object, lease: Lease, release: Callable[[], object], line: int | None
+        self, watch: EventWatch, keep: object, lease: Lease, release: Callable[[], object], source: int
     ) -> None:
         super().__init__(watch.loop, keep)
         self._watch = watch
         self._release = release
         self.lease: Lease | None = lease
-        self.line = -self.id if line is None else line
+        self.source = source
+        self.line = source if source >= 0 else -self.id  # an event may be recorded again on another stream
         self.armed: ArmedNotifier | None = None
         self.notified = False
 
@@ -104,15 +107,17 @@ class EventWait(Wait):
                 self._give_event()
 
 
-class _NoQueue:
-    """What an armed notifier has in the place of the queue of a stream."""
+class _Source:
+    """The stream or event of a wait, which an armed notifier has in the place of a queue."""
+
+    __slots__ = ("handle",)
 
     reactor = None
     name = "a stream of another library"
     watch = Watch()
 
-
-_NO_QUEUE: Any = _NoQueue()
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
 
 
 class EventWatch:
@@ -125,8 +130,8 @@ class EventWatch:
     """
 
     __slots__ = ("__weakref__", "_alarm", "_arms", "_budget", "_device", "_driver", "_end", "_give_back",
-                 "_host", "_leases", "_lines", "_notifiers", "_policy", "_spinning", "_wakes", "_watchdog", "_watches",
-                 "closed", "loop")  # fmt: skip
+                 "_host", "_leases", "_lines", "_notifiers", "_policy", "_reported", "_spinning", "_wakes", "_watchdog",
+                 "_watches", "closed", "loop")  # fmt: skip
 
     def __init__(self, driver: Driver, device: int, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -139,7 +144,7 @@ class EventWatch:
         self._leases: EventLeases = driver.registry.setdefault(("wait events", device), EventLeases(driver, device))
         self._lines: dict[int, list[EventWait]] = {}  # the waits that have a waiter, by stream, the oldest first
         self._watches: dict[int, Watch] = {}
-        self._spinning = False
+        self._spinning = self._reported = False
         self._watchdog: asyncio.TimerHandle | None = None
         self._wakes = Wakes.of(loop)
         self._end = end_with_loop(self)
@@ -231,13 +236,13 @@ class EventWatch:
                 driver.stream_destroy(stream)  # only forgotten
         return wait
 
-    def after_event(self, event: int, keep: object) -> EventWait:
-        """Return a wait for an event of another library that the driver has imported.
+    def after_event(self, event: int, handle: int, keep: object) -> EventWait:
+        """Return a wait for an event of another library, given the driver's handle and CUDA's.
 
         A notifier is armed at once, if one is free: then the wait ends in time, also if the event is recorded again.
         """
         forget = functools.partial(self._driver.event_destroy, event)
-        wait = EventWait(self, keep, Lease(event, False, []), forget, None)
+        wait = EventWait(self, keep, Lease(event, False, []), forget, -handle)
         self.look(wait)
         if wait.status < DONE:
             self._arm(wait)
@@ -289,19 +294,37 @@ class EventWatch:
             self._alarm.set(watch.poll_from, now)
 
     def _arm(self, wait: EventWait) -> None:
-        """Arm a notifier for a wait, unless one is armed."""
-        if not self._arms or wait.armed is not None:
+        """Arm a notifier for a wait, unless one is armed, or one that comes before is left."""
+        tokens = self._budget.tokens
+        if not self._arms or not tokens or wait.armed is not None or self._has_left(wait.source):
             return
         operation: Any = wait  # it has the attributes of an operation that a notifier needs
+        queue: Any = _Source(wait.source)
         try:
-            wait.arm(self._notifiers.arm(self._driver, _NO_QUEUE, operation, self._budget.tokens))
+            wait.arm(self._notifiers.arm(self._driver, queue, operation, tokens))
         except DeviceFault as fault:
             self._fail_all(fault)
         except AiocudaError as error:
-            self._arms = False
-            self.loop.call_exception_handler(
-                {"message": "aiocuda: the driver refused a notifier; a timer queries in its place", "exception": error}
-            )
+            self._report("the driver refused a notifier; a timer queries in its place", error)
+
+    def _report(self, message: str, error: AiocudaError) -> None:
+        """Report the first refusal."""
+        if self._reported:
+            return
+        self._reported = True
+        self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
+
+    def _has_left(self, source: int) -> bool:
+        """Return whether a notifier is armed for another wait of a stream, or for one of an event that was given up.
+
+        So waits that are given up behind a long kernel hold one notifier, however many there are.
+        """
+        for armed in self._notifiers.armed.values():
+            if isinstance(armed.queue, _Source) and armed.queue.handle == source and not armed.is_settled:
+                wait = armed.operation
+                if source >= 0 or wait is None or wait.status >= DONE:
+                    return True
+        return False
 
     def _spin_soon(self) -> None:
         if not self._spinning:
@@ -325,19 +348,24 @@ class EventWatch:
         parked = [(key, watch) for key, watch in self._watches.items() if not watch.polling and key in self._lines]
         due = [key for key, watch in parked if watch.poll_from <= reached]
         following = min((watch.poll_from for _, watch in parked if watch.poll_from > reached), default=math.inf)
+        if len(due) > MOST_PER_TURN:
+            following = now
+            del due[MOST_PER_TURN:]
         if following < math.inf:
             self._alarm.set(following, now)
-        self._look(due)
-        for key in due:
-            if key in self._lines and not self._watches[key].polling:
-                self._park(key, now)
+        try:
+            self._look(due)
+        finally:  # Ctrl-C: the others are still queried
+            for key in due:
+                if key in self._lines and not self._watches[key].polling:
+                    self._park(key, now)
 
     def _look(self, keys: Iterable[int]) -> None:
         """Query streams, the oldest wait of each first, and plan the next one."""
         left = MOST_PER_TURN
-        with self._queries():
+        with self._queries() as refusal:
             for key in keys:
-                while left > 0 and key in self._lines and self._is_over(self._lines[key][0]):
+                while left > 0 and key in self._lines and self._is_over(self._lines[key][0], refusal):
                     left -= 1
                 if key in self._lines:
                     self._plan(key)
@@ -345,14 +373,16 @@ class EventWatch:
     def look(self, wait: EventWait) -> None:
         """End a wait if its work is done."""
         if wait.status < DONE:
-            with self._queries():
-                self._is_over(wait)
+            with self._queries() as refusal:
+                self._is_over(wait, refusal)
 
-    def _is_over(self, wait: EventWait) -> bool:
+    def _is_over(self, wait: EventWait, refusal: AiocudaError | None) -> bool:
         """Query the event of a wait, and end the wait if it is done or refused. Return whether it has ended."""
         driver, lease = self._driver, wait.lease
         assert lease is not None
         try:
+            if refusal is not None:
+                raise refusal.again()
             done = driver.event_query(lease.handle) or wait.notified
             if driver.fault is not None:  # although the event says that its work is done
                 raise driver.fault.again()
@@ -363,21 +393,32 @@ class EventWatch:
             self._finish(wait, error)
         else:
             if done:
+                if wait.armed is not None:
+                    wait.armed.found_at = driver.now()
                 self._finish(wait)
         return wait.status >= DONE
 
     @contextlib.contextmanager
-    def _queries(self) -> Iterator[None]:
-        """Query where another library may be capturing a stream. After a fault, each query raises it."""
-        begun = False
-        with contextlib.suppress(DeviceFault):
-            self._driver.begin_queries()
-            begun = True
+    def _queries(self) -> Iterator[AiocudaError | None]:
+        """Query where another library may be capturing a stream; with an error in its place, no query is possible."""
+        refusal: AiocudaError | None = None
         try:
-            yield
+            self._driver.begin_queries()
+        except AiocudaError as error:
+            refusal = error
+        try:
+            yield refusal
         finally:
-            if begun:
-                self._driver.end_queries()
+            if refusal is None:
+                self._end_queries()
+
+    def _end_queries(self) -> None:
+        try:
+            self._driver.end_queries()
+        except DeviceFault as fault:
+            self._fail_all(fault)
+        except AiocudaError as error:
+            self._report("the driver refused to restore the capture mode of this thread", error)
 
     def _finish(self, wait: EventWait, error: BaseException | None = None) -> None:
         self.leave(wait)
@@ -395,6 +436,8 @@ class EventWatch:
         """Query the streams of notifiers that have come."""
         keys: dict[int, None] = {}
         for armed in notifiers:
+            if isinstance(armed.queue, _Source):
+                keys[armed.queue.handle] = None  # also if its own wait was given up
             wait = armed.operation
             if isinstance(wait, EventWait) and wait.armed is armed:
                 wait.notify()

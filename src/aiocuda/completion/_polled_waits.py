@@ -13,7 +13,7 @@ from .._core import DONE
 from ..errors import InvalidTypeError
 from ._alarm import A_LONG_TURN, Alarm
 from ._loop_end import end_with_loop
-from ._waits import Wait
+from ._waits import Wait, described
 
 __all__ = ["PolledWait"]
 
@@ -53,7 +53,8 @@ class PolledWait(Wait):
         if answer is True:
             self.finish()
         elif answer is not False:
-            self.finish(InvalidTypeError(f"{self._function!r} returned {answer!r}: a polled function returns a bool"))
+            text = f"{described(self._function)} returned {described(answer)}: a polled function returns a bool"
+            self.finish(InvalidTypeError(text))
 
     def look(self) -> None:
         """Call the function."""

@@ -41,7 +41,8 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
         - An operation, an event, a stream or a buffer of aiocuda.
         - A function without arguments that returns True when the work is done. The loop calls it 50 µs later, then more
           and more rarely, at most 5 ms apart.
-        - A list or a tuple of these: all are waited for, then the first failure is raised.
+        - A list or a tuple of these: all are waited for, then the first failure is raised. Those of one stream share an
+          event. Two calls do not: another library may have enqueued work in between.
 
         Where CUDA cannot be used, an object with ``query()`` is polled like a function, and one with ``synchronize()``
         only is waited for on a thread of its own, which a cancelled wait leaves until that call returns.
@@ -70,8 +71,9 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
         raise NoEventLoopError("a wait belongs to the running event loop, and none is running: call it in a coroutine")
     limit = check_timeout(timeout)
     found = _operations_of(x, loop, {})
-    only = found[0] if len(found) == 1 else None
-    waiting = only if isinstance(only, Wait) and only is not x else JoinedWait(loop, x, found)
+    # One that the caller has made keeps its own limit, or has none.
+    is_new = len(found) == 1 and isinstance(found[0], Wait) and not isinstance(x, (Wait, list, tuple))
+    waiting: Wait = found[0] if is_new else JoinedWait(loop, x, found)
     if limit is not None:
         waiting.limit(limit)
     return waiting
@@ -126,7 +128,7 @@ def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, s
     if work.kind == "event":
         device = work.device or 0  # CUDA queries an event, and makes a stream wait for it, on any device
         watch = EventWatch.of(driver, device, loop)
-        return watch.after_event(driver.event_import(device, work.handle), x)
+        return watch.after_event(driver.event_import(device, work.handle), work.handle, x)
     try:
         device = driver.stream_device(work.handle) if work.device is None else work.device
         key = device, work.handle

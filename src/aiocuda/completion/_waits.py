@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
+import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -55,7 +57,8 @@ class Wait(Operation[None]):
         self._error: BaseException | None = None
         self._waiters: Waiters[asyncio.Future[None] | Callback] = Waiters()
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout = self._deadline = 0.0
+        self._timeout = 0.0
+        self._deadline: float | None = None
 
     # -- what ends it --------------------------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Wait(Operation[None]):
     def done(self) -> bool:
         if self.status < DONE and asyncio._get_running_loop() is self.loop:
             self._look()
-            if self._deadline and self.loop.time() >= self._deadline:
+            if self._deadline is not None and self.loop.time() >= self._deadline:
                 self._expire()
         return self.status >= DONE
 
@@ -210,10 +213,16 @@ class Wait(Operation[None]):
     def _add(self, waiter: asyncio.Future[None] | Callback) -> None:
         is_first = not self._waiters
         self._waiters.add(waiter)
-        if is_first:
-            if self._deadline:
+        if not is_first:
+            return
+        try:
+            if self._deadline is not None:
                 self._timer = self.loop.call_at(self._deadline, self._expire)
             self._begin()
+        except BaseException:  # else the next waiter would not be the first
+            self._waiters.discard(waiter)
+            self._removed()
+            raise
 
     def _removed(self) -> None:
         """Watch no longer if no waiter is left."""
@@ -256,6 +265,10 @@ class JoinedWait(Wait):
             errors = [error for operation in in_order if (error := operation.exception()) is not None]
             self.finish(errors[0] if errors else None)
 
+    def _end(self, status: int, error: BaseException | None) -> None:
+        super()._end(status, error)
+        self._operations = ()  # after a timeout, what they wait for is not held
+
 
 class ThreadWait(Wait):
     """A wait for a function that blocks, on a daemon thread of its own. A cancelled wait leaves the thread."""
@@ -280,10 +293,30 @@ class ThreadWait(Wait):
 
 
 def described(thing: Any) -> str:
-    """Return a short text for errors. That of an array or tensor does not read its values."""
-    if isinstance(thing, (list, tuple)):
+    """Return a short text for errors. It runs no code of the program, and reads no values of an array or tensor.
+
+    A ``repr`` could block the loop, as that of an object that holds a tensor, or raise where a waiter would never end.
+    """
+    while type(thing) is functools.partial:
+        thing = thing.func
+    kind = type(thing)
+    if kind in (list, tuple):
         return f"[{', '.join(map(described, thing[:3]))}{', …' if len(thing) > 3 else ''}]"
-    if hasattr(thing, "shape") or hasattr(thing, "__cuda_array_interface__"):
-        return f"a {type(thing).__module__}.{type(thing).__qualname__} of shape {tuple(getattr(thing, 'shape', ()))}"
-    text = repr(thing)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    if kind is types.MethodType:
+        thing = thing.__func__
+    if type(thing) in (types.FunctionType, types.BuiltinFunctionType):
+        return f"function {thing.__qualname__}"
+    package = str(kind.__module__).partition(".")[0]
+    if package in _WITH_SHAPES and hasattr(thing, "shape"):
+        return f"a {kind.__module__}.{kind.__qualname__} of shape {tuple(thing.shape)}"
+    if package == "aiocuda" or kind in _PLAIN:
+        text = repr(thing)
+        return text if len(text) <= 200 else f"{text[:200]}…"
+    return f"a {kind.__module__}.{kind.__qualname__}"
+
+
+#: Packages whose arrays know their shape on the host.
+_WITH_SHAPES = frozenset({"aiocuda", "cupy", "numba", "numba_cuda", "numpy", "torch"})
+
+#: Types whose ``repr`` runs nothing else.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, type})
