@@ -12,7 +12,7 @@ from .._base._mistakes import lacks
 from .._base._wakeups import Callback, Waiters
 from ..errors import BusyError, InvalidTypeError
 from ._calls import copy_context
-from ._countdown import Countdown
+from ._hot import Countdown
 from ._operation import HasOperation
 from ._state import DONE
 from ._stream_operation import StreamOperation
