@@ -160,6 +160,10 @@ class EpochRun:
                     self._resources.meter.add_upload_wait(self._resources.now() - self._awaited_from)
                     self._awaited_from = None
 
+    def put_back(self, batch: LoadingBatch) -> None:
+        """Return the newest batch of `next` again at the next call: it did not reach the program."""
+        self._loading.appendleft(batch)
+
     def _next_loaded(self) -> LoadingBatch | None:
         """Return the batch that comes next, if it is loaded. Look at the uploads of all that may come next."""
         found = None

@@ -27,7 +27,7 @@ from ..errors import (
 from ..lowlevel import resources_of
 from ._advice import LoaderAdvice, advise
 from ._batch import Batch, Delivery
-from ._epoch import EpochRun
+from ._epoch import EpochRun, LoadingBatch
 from ._options import Executor, LoaderOptions, OnError
 from ._resources import LoaderResources
 from ._sharing import Payload
@@ -180,6 +180,7 @@ class DataLoader(Owner):
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
         self._batches: EpochBatches | None = None  # the iterator of the run
         self._delivery = Delivery(device)
+        self._newest: LoadingBatch | None = None  # the batch that `put_back` would put back
         check_output(output)
         self._tensors = None if output is None else Tensors(device)
         self._requesting = False
@@ -223,7 +224,7 @@ class DataLoader(Owner):
         """Return the next batch of an iterator: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
         if self._tensors is None:
             return self.next_batch(batches)
-        return self._tensors.next(partial(self.next_batch, batches), self._delivery)
+        return self._tensors.next(partial(self.next_batch, batches), self)
 
     async def next_batch(self, batches: EpochBatches) -> Batch:
         """Return the next batch of an iterator. `StopAsyncIteration` at the end of its epoch."""
@@ -235,7 +236,7 @@ class DataLoader(Owner):
         try:
             requested = self._meter.note_request()
             resources = self._check_open()
-            self._delivery.release()
+            self.free_batch()
             if self._batches is not batches:
                 batches.check_new()
                 await self._end_run(resources)
@@ -254,6 +255,7 @@ class DataLoader(Owner):
                     if loading.state == "ready":
                         assert upload is not None
                         self._meter.deliver(requested, len(loading.indices), plan.padded)
+                        self._newest = loading
                         return self._delivery.deliver(plan.number, loading.indices, upload.stream, upload.memory)
             except asyncio.CancelledError:
                 raise
@@ -268,6 +270,21 @@ class DataLoader(Owner):
             raise StopAsyncIteration
         finally:
             self._requesting = False
+
+    def free_batch(self) -> None:
+        """Free the memory of the batch in hand, unless something keeps it."""
+        self._newest = None
+        self._delivery.release()
+
+    def put_back(self) -> None:
+        """Deliver the batch in hand again at the next request: it did not reach the program."""
+        newest, self._newest = self._newest, None
+        if newest is None or self._run is None:
+            return
+        self._delivery.take_back()
+        self._progress.take_back()
+        self._meter.take_back(len(newest.indices), newest.plan.padded)
+        self._run.put_back(newest)
 
     def _begin(self, batches: EpochBatches, resources: LoaderResources, order: Order, ahead: frozenset[int]) -> None:
         batches.begin()
@@ -414,7 +431,7 @@ class DataLoader(Owner):
         resources = self._resources
         assert resources is not None
         try:
-            self._delivery.release()
+            self.free_batch()
         finally:
             await self._end_run(resources)
 

@@ -286,19 +286,42 @@ class _Batches(ProcessLocal, Generic[Loader]):
         """Return the next batch of an epoch, with ``output="torch"`` a `TensorBatch`; None at its end."""
         tensors = self._tensors
         if tensors is None:
-            return self.next_batch(epoch)
+            batch = self.next_batch(epoch)
+            if batch is not None:
+                self._fetch_ahead(epoch)
+            return batch
         stream = tensors.current_stream()
+        before = self._state
         batch = self.next_batch(epoch)
         if batch is None:
             return None
-        form = memory_of(self._held[-1].batch).form
-        copied = tensors.copied(batch, form, batch.number, batch.indices, stream)
+        held = self._held[-1]
+        try:
+            copied = tensors.copied(batch, memory_of(held.batch).form, batch.number, batch.indices, stream)
+        except BaseException:
+            held.put_back()
+            self._thread.call(self._loader.put_back)
+            self._state = before
+            raise
         batch.free()
         self._thread.submit(self._thread.free(self._give_back()))
+        self._fetch_ahead(epoch)
         return copied
 
     def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
-        """Return the next batch of an epoch; None at its end."""
+        """Return the next batch of an epoch; None at its end. A failure ends the epoch, a copy that fails does not."""
+        try:
+            batch = self._next_batch(epoch)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            epoch.end()
+            raise
+        if batch is None:
+            epoch.end()
+        return batch
+
+    def _next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
         self._loader  # noqa: B018 - raises if it is not open
         if self._epoch is not epoch:
             if epoch.batches is not None:
@@ -321,9 +344,11 @@ class _Batches(ProcessLocal, Generic[Loader]):
         if held is None:
             return None
         self._held.append(held)
-        if self._fetches_ahead:
-            self._pending = self._fetch(batches)
         return SyncBatch(held, self._download)
+
+    def _fetch_ahead(self, epoch: SyncEpoch) -> None:
+        if self._fetches_ahead:
+            self._pending = self._fetch(epoch.iteration())
 
     def _fetch(self, batches: EpochBatches | DeviceIteration) -> concurrent.futures.Future[_Next]:
         return self._thread.submit(self._thread.fetch(batches, with_state=self._fetches_ahead))
@@ -508,6 +533,10 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
         """The number of batches of a whole epoch."""
         return len(self._batches)
 
+    def end(self) -> None:
+        """The epoch has no further batch, or has failed."""
+        self._ended = True
+
     def iteration(self) -> EpochBatches | DeviceIteration:
         """Return the batches of the loader, for the first request and for all later ones."""
         if self.batches is None:
@@ -517,14 +546,7 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
     def __next__(self) -> SyncBatch:
         if self._ended:
             raise StopIteration
-        try:
-            batch: SyncBatch | None = self._batches.next_output(self)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            self._ended = True
-            raise
+        batch: SyncBatch | None = self._batches.next_output(self)
         if batch is None:
-            self._ended = True
             raise StopIteration
         return batch

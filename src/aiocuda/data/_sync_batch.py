@@ -15,7 +15,7 @@ from ..device import Device
 from ..errors import AiocudaError, BusyError, InvalidTypeError, StaleHandleError
 from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
-from ._batch import Batch
+from ._batch import Batch, memory_of
 from ._fields import are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
@@ -33,13 +33,15 @@ class HeldBatch:
         True if the program keeps it: then the next request does not free it.
     freed
         True once the program has freed it, or has dropped it.
+    is_back
+        True once the loader has the batch again, which did not reach the program.
     ended
         True once it has been given back to the loop.
     """
 
     def __init__(self, batch: Batch, device: Device) -> None:
         self.batch = batch
-        self.kept = self.freed = self.ended = False
+        self.kept = self.freed = self.ended = self.is_back = False
         self._exports = device.memory.exports
         self._driver = device.driver
         self._device = device.index
@@ -65,8 +67,11 @@ class HeldBatch:
             self._driver.event_destroy(event)
         for export in self._holds:
             self._exports.let_go(export)
+        if self.is_back and memory_of(self.batch).released:
+            return
         self.batch.used_on(stream)
-        self.batch.free()
+        if not self.is_back:
+            self.batch.free()
 
     # -- the consumer's thread -----------------------------------------------------------------------------------
 
@@ -77,6 +82,10 @@ class HeldBatch:
     def free(self) -> None:
         """The program has freed the batch, or has dropped it: the next request gives it back."""
         self.freed = True
+
+    def put_back(self) -> None:
+        """The loader gets the batch again. What has begun to use the memory is waited for, as if it were freed."""
+        self.freed = self.is_back = True
 
     @property
     def is_exported(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..device import Device
 from ..errors import BusyError, InvalidArgumentError, UnsupportedError
-from ._batch import Batch, Delivery, memory_of
+from ._batch import Batch, memory_of
 from ._tensor_batch import TensorBatch
 
 __all__ = ["Tensors", "check_output"]
@@ -26,6 +26,16 @@ class _Leaf(NamedTuple):
 
     name: Any  #: of the array on the device
     like: Any  #: a tensor without memory, of this shape, strides and dtype, for an array of bytes; else None
+
+
+class Delivers(Protocol):
+    """A loader that has delivered a batch."""
+
+    def free_batch(self) -> None:
+        """Free the memory of the batch after all work that uses it."""
+
+    def put_back(self) -> None:
+        """Deliver the batch again at the next request. Until then the state is that before it."""
 
 
 class Tensors:
@@ -59,22 +69,29 @@ class Tensors:
         """
         if self._index is None:
             return None
-        cuda = self._torch.cuda
-        stream = cuda.current_stream(self._index)
-        with cuda.stream(stream):
-            if cuda.is_current_stream_capturing():
-                raise BusyError(
-                    f"{stream!r} is being captured into a graph, which would copy this batch again at each replay: "
-                    "request the batch before, and copy it into a tensor of the graph"
-                )
+        stream = self._torch.cuda.current_stream(self._index)
+        with self._torch.cuda.stream(stream):
+            self._check_not_captured(stream)
         return stream
 
-    async def next(self, request: Callable[[], Coroutine[Any, Any, Batch]], delivery: Delivery) -> TensorBatch:
+    def _check_not_captured(self, stream: Any) -> None:
+        """Raise `BusyError` if the stream, which is the current one, is being captured."""
+        if stream is not None and self._torch.cuda.is_current_stream_capturing():
+            raise BusyError(
+                f"{stream!r} is being captured into a graph, which would copy this batch again at each replay: "
+                "request the batch before, and copy it into a tensor of the graph"
+            )
+
+    async def next(self, request: Callable[[], Coroutine[Any, Any, Batch]], loader: Delivers) -> TensorBatch:
         """Request a batch, and return it as tensors. Its own memory is free after the copies."""
         stream = self.current_stream()  # before the wait, in which other tasks may set another one
         batch = await request()
-        tensors = self.copied(batch, memory_of(batch).form, batch.number, batch.indices, stream)
-        delivery.release()
+        try:
+            tensors = self.copied(batch, memory_of(batch).form, batch.number, batch.indices, stream)
+        except BaseException:
+            loader.put_back()
+            raise
+        loader.free_batch()
         return tensors
 
     def copied(

@@ -145,6 +145,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             "make others by to_device(source, device)", drain_seconds=unlimited,
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
+        self._newest: tuple[SourcePass, _Loading] | None = None  # what `put_back` would put back
         self._pass: SourcePass | None = None  # the newest one
         self._loaded: Any = UNKNOWN  # the state of the source with which the next pass begins
         self._after: Any = UNKNOWN  # the state at the end of the pass before
@@ -174,7 +175,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         """Return the next batch of an iteration: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
         if self._tensors is None:
             return self.next_batch(iteration)
-        return self._tensors.next(partial(self.next_batch, iteration), self._delivery)
+        return self._tensors.next(partial(self.next_batch, iteration), self)
 
     async def next_batch(self, iteration: DeviceIteration | None) -> Batch:
         """Return the next batch of an iteration; None is the one that is running, or a new one."""
@@ -186,7 +187,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             if self._scope.closing:
                 raise StopAsyncIteration
             requested = self._meter.note_request()
-            self._delivery.release()
+            self.free_batch()
             source_pass = self._running() if iteration is None else await iteration.source_pass()
             return await self._next(source_pass, requested)
         finally:
@@ -202,6 +203,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
                 assert upload is not None
                 self._meter.add_upload(upload.nbytes, None)
                 self._meter.deliver(requested, 0, 0)
+                self._newest = source_pass, loading
                 return self._delivery.deliver(loading.number, (), upload.stream, upload.memory)
         except asyncio.CancelledError:
             raise
@@ -213,6 +215,21 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._meter.end()
         await source_pass.aclose()
         raise StopAsyncIteration
+
+    def free_batch(self) -> None:
+        """Free the memory of the batch in hand, unless something keeps it."""
+        self._newest = None
+        self._delivery.release()
+
+    def put_back(self) -> None:
+        """Deliver the batch in hand again at the next request: it did not reach the program."""
+        newest, self._newest = self._newest, None
+        if newest is None or newest[0].ended or self._scope.closing:
+            return
+        self._delivery.take_back()
+        self._meter.take_back(0, 0)
+        source_pass, loading = newest
+        source_pass.put_back(loading)
 
     # -- passes over the source ----------------------------------------------------------------------------------
 
@@ -344,7 +361,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
 
     async def _release(self, outcome: Outcome) -> None:
         self._meter.end()
-        self._delivery.release()
+        self.free_batch()
 
     def __repr__(self) -> str:
         return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
@@ -457,6 +474,11 @@ class SourcePass(Owner):
             raise
         self.ended = True
         return None
+
+    def put_back(self, loading: _Loading) -> None:
+        """Return the newest batch of `next` again at the next call: it did not reach the program."""
+        self._loading.appendleft(loading)
+        self.state.take_back()
 
     def _check_empty(self) -> None:
         """Raise if the source gave no batch because it is an iterator that had ended before."""
