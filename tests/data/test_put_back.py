@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -21,6 +23,7 @@ from tests.core.test_over_libcuda import fake, library
 from tests.data.samples import FIELDS, refuses_fives, write
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.methods import IMPORTED
+from tests.helpers import PATIENCE, quickly
 
 __all__ = ["fake", "library"]  # fixtures
 
@@ -196,6 +199,31 @@ def test_a_plain_loop_gets_another_loaders_batch_again(torch: StandIn, goes_on: 
 
 
 # -- captures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_capture_that_begins_during_the_request_gets_no_batch(torch: StandIn, fake: Fake) -> None:
+    may_decode = threading.Event()
+
+    def decode(sample: int, out: Any) -> None:
+        if sample == 1:
+            may_decode.wait(PATIENCE)
+        write(sample, out)
+
+    options = OPTIONS | {"batch_size": 1, "decode": decode}
+    async with aiocuda.open_device(driver=CudaDriver(fake.path)) as device:
+        async with DataLoader(device, range(3), **options) as loader:
+            batches: Any = aiter(loader)
+            assert (await quickly(anext(batches))).indices == (0,)
+            request = asyncio.ensure_future(anext(batches))
+            await asyncio.sleep(0)
+            torch.captured = True
+            may_decode.set()
+            for refused in (request, anext(batches)):
+                with pytest.raises(BusyError, match="is being captured into a graph"):
+                    await quickly(refused)
+            torch.captured = False
+            assert [batch.indices async for batch in batches] == [(1,), (2,)]
 
 
 def test_a_plain_loop_waits_for_the_copies_of_a_batch_that_failed(torch: StandIn, fake: Fake) -> None:

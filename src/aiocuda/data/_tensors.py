@@ -98,8 +98,15 @@ class Tensors:
         self, arrays: Mapping[Any, Any], form: Mapping[Any, Any] | None, number: int, indices: tuple[int, ...],
         stream: Any,
     ) -> TensorBatch:  # fmt: skip
-        """Return a batch of tensors, which are copied on this stream. ``arrays`` are exported by DLPack."""
+        """Return a batch of tensors, which are copied on this stream. ``arrays`` are exported by DLPack.
+
+        Raises
+        ------
+        BusyError
+            The stream is being captured into a graph, since the batch was requested.
+        """
         with contextlib.nullcontext() if stream is None else self._torch.cuda.stream(stream):
+            self._check_not_captured(stream)
             if form is None:
                 parts = {name: self._torch.from_dlpack(array).clone() for name, array in arrays.items()}
             else:
