@@ -209,7 +209,8 @@ async def test_collate_makes_the_arrays_of_a_batch(device: Device) -> None:
     ("source", "error", "match"),
     [
         ([np.zeros(2), np.zeros(3)], ValueError, r"part 0 has shape \(3,\) in one sample and \(2,\)"),
-        ([{"a": 1}, {"b": 1}], ValueError, "different parts"),
+        ([{"a": 1}, {"b": 1}], ValueError, r"different keys: \['b'\] in sample 1, and \['a'\] in sample 0"),
+        ([(1,), (1, 2)], ValueError, r"different keys: \[0, 1\] in sample 1, and \[0\] in sample 0"),
         (["text", "more"], InvalidTypeError, "part 0 of a sample is no array of numbers but str"),
         ([None, None], InvalidTypeError, "a decoded sample is None"),
     ],

@@ -309,7 +309,8 @@ class EpochRun:
             self._wake(batch)
         elif self._options.layout is None:
             samples = [job.results[row] for row in rows]
-            work = partial(collated, samples, self._options.collate, job.slot.memory, self._resources.tensors)
+            tensors = self._resources.tensors
+            work = partial(collated, samples, batch.indices, self._options.collate, job.slot.memory, tensors)
             job.results.clear()
             self._resources.on_thread(work, partial(self._collated, batch))
         else:

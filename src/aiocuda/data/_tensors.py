@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..errors import BusyError, InvalidArgumentError, UnsupportedError
 from ._batch import Batch, memory_of
 from ._tensor_batch import TensorBatch
 
-__all__ = ["Tensors", "check_output"]
+__all__ = ["Tensors", "check_alike", "check_output"]
 
 #: What stays as it is: there is no memory to upload.
 _PLAIN = (str, bytes, int, float, complex, np.generic, type(None))
@@ -26,6 +27,16 @@ class _Leaf(NamedTuple):
 
     name: Any  #: of the array on the device
     like: Any  #: a tensor without memory, of this shape, strides and dtype, for an array of bytes; else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Path:
+    """The name of an array that is not a field itself. It equals no key of the program."""
+
+    keys: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.keys)
 
 
 class Delivers(Protocol):
@@ -157,13 +168,23 @@ class Tensors:
             tensor = self._torch.empty_like(tensor).copy_(tensor)
         return tensor, like
 
-    def stacked(self, parts: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], dict[Any, list[Any]]]:
+    def stacked(
+        self, parts: Mapping[Any, list[Any]], indices: Sequence[int]
+    ) -> tuple[dict[Any, Any], dict[Any, list[Any]]]:
         """Return the form of a batch, and by name the array of each sample. ``parts`` has those of decoded samples.
 
         Strings and None become lists, with an item for each sample.
 
+        Parameters
+        ----------
+        parts
+        indices
+            That of each sample in the source.
+
         Raises
         ------
+        InvalidArgumentError
+            Samples have other keys, or lists of another length, than the first one.
         ValueError
             Tensors of one part have different shapes or dtypes.
         """
@@ -172,13 +193,15 @@ class Tensors:
         def stack(values: list[Any], path: Any) -> Any:
             first = values[0]
             if isinstance(first, Mapping):
+                check_alike(values, indices, path)
                 return {key: stack([value[key] for value in values], _join(path, key)) for key in first}
             if isinstance(first, (list, tuple)) and not all(isinstance(item, _NUMBERS) for item in first):
+                check_alike(values, indices, path)
                 parts = [stack(list(each), _join(path, at)) for at, each in enumerate(zip(*values, strict=True))]
                 return _like(first, parts)
             if any(value is None or isinstance(value, (str, bytes)) for value in values):
                 return values
-            if not isinstance(first, self._torch.Tensor):
+            if not all(isinstance(value, self._torch.Tensor) for value in values):
                 arrays[path] = values
                 return _Leaf(path, None)
             return self._stack_tensors(values, path, arrays)
@@ -197,6 +220,33 @@ class Tensors:
             arrays[path] = [self._bytes(value.detach().resolve_conj().resolve_neg().contiguous()).numpy()
                             for value in values]  # fmt: skip
         return _Leaf(path, torch.empty((len(values), *first.shape), dtype=first.dtype, device="meta"))
+
+
+def check_alike(values: Sequence[Any], indices: Sequence[int], path: Any = None) -> None:
+    """Raise `InvalidArgumentError` unless all samples have the keys of the first one, or lists of its length."""
+    where = "" if path is None else f" of part {path!r}"
+    first = _keys(values[0])
+    for value, index in zip(values, indices, strict=True):
+        if _keys(value) != first:
+            raise InvalidArgumentError(
+                f"samples of one batch have different keys{where}: {_said(value)} in sample {index}, and "
+                f"{_said(values[0])} in sample {indices[0]}; make them equal in decode=, or give the loader a collate=",
+                index=index,
+            )
+
+
+def _keys(value: Any) -> Any:
+    """Return what samples of one batch have in common: keys, a length, or the type."""
+    if isinstance(value, Mapping):
+        return value.keys()
+    return len(value) if isinstance(value, (list, tuple)) else type(value)
+
+
+def _said(value: Any) -> str:
+    """Return the keys of a value in words."""
+    if isinstance(value, Mapping):
+        return repr(list(value))
+    return f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
 def check_output(output: Any) -> None:
@@ -221,5 +271,5 @@ def _like(value: Any, parts: list[Any]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
-def _join(path: Any, key: Any) -> Any:
-    return (*path, key) if isinstance(path, tuple) else (path, key)
+def _join(path: Any, key: Any) -> _Path:
+    return _Path((*path.keys, key) if isinstance(path, _Path) else (path, key))
