@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import inspect
 import io
 import json
 import threading
@@ -28,6 +29,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.data import Batch, DataLoader, Shuffle, _upload
+from aiocuda.data._typed import LoaderKeywords
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
 from aiocuda.driver.simulated import SimulatedDriver
@@ -220,6 +222,11 @@ async def test_samples_that_make_no_batch(device: Device, source: Any, error: ty
         with pytest.raises(error, match=match) as caught:
             await anext(aiter(loader))
         assert "in batch 0, when its samples were collated" in caught.value.__notes__
+
+
+async def test_type_checkers_know_every_keyword() -> None:
+    parameters = list(inspect.signature(DataLoader.__init__).parameters)
+    assert parameters == ["self", "device", "source", *LoaderKeywords.__annotations__, "output"]
 
 
 async def test_samples_without_decode_are_copied_into_the_fields(device: Device) -> None:

@@ -275,7 +275,8 @@ async def test_tensors_are_those_of_the_consumers_mode(device: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_other_outputs_are_refused(device: Device) -> None:
-    for make in (lambda: DataLoader(device, range(2), output="jax"), lambda: to_device([1], device, output="jax")):  # type: ignore[arg-type]
+    output: Any = "jax"
+    for make in (lambda: DataLoader(device, range(2), output=output), lambda: to_device([1], device, output=output)):
         with pytest.raises(InvalidArgumentError, match="output is 'torch', or None for a Batch, not 'jax'"):
             make()
 

@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,10 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
+from ._tensor_batch import TensorBatch
 from ._tensors import Tensors, check_output
 from ._threads import LoaderThreads, ignore
+from ._typed import BatchT
 from ._upload import BatchUpload, close_stream, parts_of
 
 __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
@@ -47,13 +49,25 @@ __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
 _ONE_BY_ONE = Order(1, False, (0, 1), None, 0, 0, 0)
 
 
+@overload
+def to_device(
+    source: Iterable[Any] | AsyncIterable[Any], device: Device, depth: int = 3, *, output: Literal["torch"]
+) -> DeviceBatches[TensorBatch]: ...
+
+
+@overload
+def to_device(
+    source: Iterable[Any] | AsyncIterable[Any], device: Device, depth: int = 3, *, output: None = None
+) -> DeviceBatches[Batch]: ...
+
+
 def to_device(
     source: Iterable[Any] | AsyncIterable[Any],
     device: Device,
     depth: int = 3,
     *,
     output: Literal["torch"] | None = None,
-) -> DeviceBatches:
+) -> DeviceBatches[Any]:
     """Return the batches of another loader, copied to a device ahead of the consumer.
 
     ::
@@ -116,7 +130,7 @@ class _Item(NamedTuple):
     state: Any  #: of the source after it
 
 
-class DeviceBatches(Owner, AsyncIterable[Batch]):
+class DeviceBatches(Owner, AsyncIterable[BatchT]):
     """The batches of another loader on a device. Made by `to_device`.
 
     Each ``async for`` iterates the source from its start, and ends the one that is still running. A source that is an
@@ -164,20 +178,20 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
     def __bool__(self) -> bool:
         return True  # also without batches
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
+    def __aiter__(self) -> AsyncIterator[BatchT]:
         self._check_open()
         return DeviceIteration(self)
 
-    def __anext__(self) -> Coroutine[Any, Any, Any]:
+    def __anext__(self) -> Coroutine[Any, Any, BatchT]:
         return self.next_output(None)
 
-    def next_output(self, iteration: DeviceIteration | None) -> Coroutine[Any, Any, Any]:
+    def next_output(self, iteration: DeviceIteration[Any] | None) -> Coroutine[Any, Any, Any]:
         """Return the next batch of an iteration: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
         if self._tensors is None:
             return self.next_batch(iteration)
         return self._tensors.next(partial(self.next_batch, iteration), self)
 
-    async def next_batch(self, iteration: DeviceIteration | None) -> Batch:
+    async def next_batch(self, iteration: DeviceIteration[Any] | None) -> Batch:
         """Return the next batch of an iteration; None is the one that is running, or a new one."""
         if self._requesting:
             raise BusyError("another task waits for the next of these batches: each batch goes to one task")
@@ -367,16 +381,16 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
 
 
-class DeviceIteration(AsyncIterator[Batch]):
+class DeviceIteration(AsyncIterator[BatchT]):
     """One ``async for`` over `DeviceBatches`."""
 
     __slots__ = ("_batches", "_pass")
 
-    def __init__(self, batches: DeviceBatches) -> None:
+    def __init__(self, batches: DeviceBatches[BatchT]) -> None:
         self._batches = batches
         self._pass: SourcePass | None = None  # where its batches come from
 
-    def __anext__(self) -> Coroutine[Any, Any, Batch]:
+    def __anext__(self) -> Coroutine[Any, Any, BatchT]:
         return self._batches.next_output(self)
 
     def check_new(self) -> None:
