@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.core.test_over_libcuda import fake, library
 from tests.data.samples import FIELDS, refuses_fives, write
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.methods import IMPORTED
-from tests.helpers import PATIENCE, quickly
+from tests.helpers import PATIENCE, quickly, until
 
 __all__ = ["fake", "library"]  # fixtures
 
@@ -111,6 +112,33 @@ async def test_a_loader_delivers_the_batch_again(torch: StandIn, fails_at: int, 
             loader.load_state_dict(states[fails_at])
             assert sorted([*found[:fails_at], *[samples(batch) async for batch in loader]]) == wanted
         assert device.memory.statistics().live_bytes == 0
+
+
+class Sample:
+    """A sample that can be referred to weakly."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.asyncio
+async def test_a_loader_without_tensors_keeps_no_sample_of_the_batch_in_hand() -> None:
+    alive = WeakSet[Sample]()
+
+    def source() -> Iterator[Sample]:
+        for number in range(4):
+            sample = Sample(number)
+            alive.add(sample)
+            yield sample
+            del sample
+
+    def decode(sample: Sample, out: Any) -> None:
+        write(sample.number, out)
+
+    async with aiocuda.open_device(driver="host") as device:
+        async with DataLoader(device, source(), fields=FIELDS, decode=decode, batch_size=4, prefetch=1) as loader:
+            await anext(aiter(loader))
+            await until(lambda: not alive)  # a thread may still leave the function that read the last one
 
 
 class Source:

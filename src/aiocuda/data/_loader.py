@@ -272,7 +272,7 @@ class DataLoader(Owner, Generic[BatchT]):
                     if loading.state == "ready":
                         assert upload is not None
                         self._meter.deliver(requested, len(loading.indices), plan.padded)
-                        self._newest = loading
+                        self._newest = None if self._tensors is None else loading
                         return self._delivery.deliver(plan.number, loading.indices, upload.stream, upload.memory)
             except asyncio.CancelledError:
                 raise

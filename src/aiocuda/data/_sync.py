@@ -345,9 +345,9 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
         try:
             copied = tensors.copied(batch, memory_of(held.batch).form, batch.number, batch.indices, stream)
         except BaseException:
+            self._state = before
             held.put_back()
             self._thread.call(self._loader.put_back)
-            self._state = before
             raise
         batch.free()
         self._thread.submit(self._thread.free(self._give_back()))

@@ -217,7 +217,7 @@ class DeviceBatches(Owner, AsyncIterable[BatchT]):
                 assert upload is not None
                 self._meter.add_upload(upload.nbytes, None)
                 self._meter.deliver(requested, 0, 0)
-                self._newest = source_pass, loading
+                self._newest = None if self._tensors is None else (source_pass, loading)
                 return self._delivery.deliver(loading.number, (), upload.stream, upload.memory)
         except asyncio.CancelledError:
             raise
