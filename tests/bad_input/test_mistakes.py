@@ -330,7 +330,7 @@ def mistakes_that_a_type_checker_reports(device: Device, stream: Stream, kernel:
     stream.empty(4) + 1  # type: ignore[operator]
     stream.launch(kernel, 1, 1, cooperative=True)  # type: ignore[call-overload]
     Kernel("k", source="", ptx="")  # type: ignore[call-arg]
-    DataLoader(device, [], num_workers=2)  # type: ignore[call-arg]
+    DataLoader(device, [], num_workers=2)  # type: ignore[call-overload]
     device.event()  # type: ignore[attr-defined]
     stream.synchronize()[0]  # type: ignore[index]
     stream.synchronize().cancel()  # type: ignore[attr-defined]

@@ -215,6 +215,13 @@ class LoaderMeter:
         self.epoch_samples = max(self.epoch_samples, self.samples - self._first_sample)
         self.padded += padded
 
+    def take_back(self, samples: int, padded: int) -> None:
+        """The newest batch did not reach the consumer: it is delivered again."""
+        self._delivered = None
+        self.batches -= 1
+        self.samples -= samples
+        self.padded -= padded
+
     def skip(self, index: int, *, is_fatal: bool) -> None:
         """Count a sample that is skipped."""
         self.skipped += 1
