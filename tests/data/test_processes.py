@@ -624,6 +624,31 @@ async def test_a_process_that_exceeds_the_timeout_is_killed(device: Device) -> N
         assert "at sample 3 of the loader's source" in caught.value.__notes__
 
 
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_fork_server_that_is_killed_is_replaced(device: Device) -> None:
+    """Its processes go on, and those that take their places are forked by another server."""
+    async with loader(device, range(60), write, batch_size=2, restarts=2) as each:
+        before = each.worker_pids
+        seen: list[int] = []
+        async for batch in each:
+            seen += batch.indices
+            if batch.number == 2:
+                os.kill(parent_of(before[0]), signal.SIGKILL)
+            elif batch.number == 6:
+                os.kill(before[0], signal.SIGKILL)
+        assert seen == list(range(60))
+        await until(lambda: before[0] not in each.worker_pids)
+        assert each.statistics().restarts == 1
+        pids = each.worker_pids
+        assert before[1] in pids
+    await until(lambda: not any(map(runs, pids)))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 # -- shared memory ---------------------------------------------------------------------------------------------------
 
 

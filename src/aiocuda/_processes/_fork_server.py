@@ -8,7 +8,8 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,9 @@ __all__ = ["ForkedProcess", "ProgramServer", "order_of", "server_of"]
 #: Servers of one process. Further orders have a server without packages, so that programs that make new modules do not
 #: fill the memory.
 MOST_SERVERS = 4
+
+#: How often to ask a server for a process, and the pause between: one that was killed is known to have ended later.
+TRIES, PAUSE = 20, 0.01
 
 
 def order_of(modules: Iterable[str], objects: Iterable[object]) -> Order:
@@ -68,17 +72,32 @@ class ProgramServer:
         self.ready = threading.Event()
         threading.Thread(target=self._start, name="aiocuda-fork-server", daemon=True).start()
 
-    def connect(self, fds: list[int]) -> tuple[int, int]:
-        """Fork a process. Return the descriptor of its id and exit code, and that for its data. **May block.**"""
-        return self._server.connect_to_new_process(fds)
+    def fork(self, fds: list[int]) -> tuple[int, int, int]:
+        """Fork a process. **May block**, until the imports have ended.
+
+        Return its id, the descriptor of its exit code, and that for its data. A server that was killed is started
+        again.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                status, data = self._server.connect_to_new_process(fds)
+                try:
+                    return forkserver.read_signed(status), status, data
+                except BaseException:
+                    _close(status, data)
+                    raise
+            except (EOFError, ConnectionError):
+                if not left:
+                    raise
+                time.sleep(PAUSE)  # noqa: TID251 - the parent of the server sees its end
+        raise AssertionError
 
     def _start(self) -> None:
         """Start the server, and fork a process that ends at once: it begins when the imports have ended."""
         try:
-            status, data = self.connect([])
+            _, status, data = self.fork([])
+            self.ready.set()
             with open(status, "rb", 0), open(data, "wb", 0) as file:
-                forkserver.read_signed(status)
-                self.ready.set()
                 # The preparation data, and a process whose exit code is 0, of the standard library only.
                 file.write(reduction.ForkingPickler.dumps({}))
                 file.write(reduction.ForkingPickler.dumps(SimpleNamespace(_bootstrap=operator.not_)))
@@ -131,7 +150,7 @@ class ForkedProcess(process.BaseProcess):
         self._server = server
 
     def _Popen(self, process: process.BaseProcess) -> _Popen:  # noqa: N802 - the name in `multiprocessing`
-        return _Popen(process, self._server.connect)
+        return _Popen(process, self._server)
 
     def __reduce__(self) -> Any:
         """In its own process, this object is one of the standard library."""
@@ -142,8 +161,8 @@ class ForkedProcess(process.BaseProcess):
 class _Popen(popen_forkserver.Popen):
     """The start of a process by another server than that of `multiprocessing`, with the environment of now."""
 
-    def __init__(self, process: process.BaseProcess, connect: Callable[[list[int]], tuple[int, int]]) -> None:
-        self._connect = connect
+    def __init__(self, process: process.BaseProcess, server: ProgramServer) -> None:
+        self._server = server
         self._fds: list[int]
         super().__init__(process)
 
@@ -156,12 +175,11 @@ class _Popen(popen_forkserver.Popen):
             reduction.dump(process, buffer)
         finally:
             context.set_spawning_popen(None)
-        self.sentinel, write = self._connect(self._fds)
+        self.pid, self.sentinel, write = self._server.fork(self._fds)
         # The process watches the other end: it is closed when this process has ended, or has closed this object.
         self.finalizer = util.Finalize(self, _close, (os.dup(write), self.sentinel))
         with open(write, "wb") as file:
             file.write(buffer.getbuffer())
-        self.pid = forkserver.read_signed(self.sentinel)
 
 
 def _close(*fds: int) -> None:

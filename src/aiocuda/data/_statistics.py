@@ -78,8 +78,8 @@ class LoaderStats:
     throttled_share
         The share of the periods, during the epochs, in which the control group has used up its quota of processor time.
     start_seconds
-        Host time in which `DataLoader.__aenter__` has started the worker processes: until all of them were ready. 0.0
-        for threads.
+        Host time from the opening of the loader until all worker processes were ready, imports included. 0.0 for
+        threads.
     """
 
     batches: int
