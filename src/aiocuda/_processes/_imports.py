@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -34,8 +35,8 @@ ENVIRONMENT: Final = "aiocuda_environment"
 #: An order is a name that begins with this. It has no dot, so no package is looked for.
 _PREFIX: Final = "aiocuda-imports-"
 
-#: After so many packages that must not be forked, no package is imported: each costs the imports before it again.
-MOST_LEFT_OUT = 3
+#: Imports that take so many seconds are not repeated when a later one must be undone. A fork takes some milliseconds.
+SLOW = 0.3
 
 #: Seconds for the threads of a package to end at a fork.
 _THREADS_END = 0.3
@@ -45,6 +46,8 @@ _HARMLESS: Final = ("/dev/null", "/dev/random", "/dev/urandom")
 
 #: Modules below these folders are not the program's own.
 _INSTALLED: Final = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of sys/prctl.h
 
 #: A module, and the names that are imported from it; they may be modules, too.
 _Import: TypeAlias = tuple[str, tuple[str, ...]]
@@ -81,29 +84,12 @@ class _OrderFinder:
 
 
 def _run(order: Order) -> None:
-    """Import the packages in a child of this process, which returns. This process waits for the end of the child.
-
-    If an import leaves something that must not be forked, or ends the child, another child begins without it.
-    """
+    """Import the packages in a child of this process, which returns. This process waits for the end of the child."""
     spawn.prepare = _with_environment(spawn.prepare)
     sys.path[:] = order.path
-    imports = _imports_of(order)
-    at = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with the child: the number of the import that it has begun
-    left_out: set[int] = set()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    while child := os.fork():
-        _wait(child, lambda: at[0] == len(imports))
-        if at[0] == len(imports):
-            os._exit(0)
-        left_out.update((at[0],) if len(left_out) < MOST_LEFT_OUT else range(len(imports)))
-    watch = _Watch()
-    for number, each in enumerate(imports):
-        at[0] = number
-        if number not in left_out:
-            _import(*each)
-            if watch.must_not_be_forked():
-                os._exit(1)
-    at[0] = len(imports)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _Imports(_imports_of(order)).run()
     os.register_at_fork(after_in_child=_seed_numpy(os.getpid()))
     signal.signal(signal.SIGINT, interrupt)
     for stream in (sys.stdout, sys.stderr):
@@ -111,17 +97,57 @@ def _run(order: Order) -> None:
             stream.flush()  # else each process would write it
 
 
-def _wait(child: int, serves: Any) -> None:
-    """Wait until the child has ended. If this process's parent ends first, while an import runs, end all."""
-    parent = os.getppid()
-    while not serves():
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return
-        if os.getppid() != parent:
-            os.kill(child, signal.SIGKILL)
-            os._exit(1)
-        time.sleep(0.02)  # noqa: TID251 - the end of either process is waited for
-    os.waitpid(child, 0)
+class _Imports:
+    """The imports of a server. One that leaves what must not be forked, or ends the process, is undone by a fork.
+
+    A process forks, and its child imports. If the child ends, the process forks again, and the next child leaves that
+    import out. After slow imports the child does the same for the rest, so that no slow import is repeated.
+    """
+
+    def __init__(self, imports: Sequence[_Import]) -> None:
+        self._imports = imports
+        shared = memoryview(mmap.mmap(-1, 16)).cast("q")
+        self._at = shared[:1]  # the number of the import that has begun
+        self._server = shared[1:]  # the process that has done them all
+        self._first = os.getpid()
+        self._watch = _Watch()
+
+    def run(self, start: int = 0, left_out: frozenset[int] = frozenset()) -> None:
+        """Return in the process that has imported all, from one number on. This process ends with it."""
+        while child := os.fork():
+            self._wait(child)
+            left_out |= {self._at[0]}
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        began = time.monotonic()
+        for number in range(start, len(self._imports)):
+            self._at[0] = number
+            if number not in left_out:
+                _import(*self._imports[number])
+                if self._watch.must_not_be_forked():
+                    os._exit(1)
+                if time.monotonic() - began > SLOW:
+                    self.run(number + 1, left_out)
+                    return
+        _prctl(_PR_SET_PDEATHSIG, 0)
+        self._server[0] = os.getpid()
+
+    def _wait(self, child: int) -> None:
+        """Return if the child has ended before all is imported. If the parent ends, both end."""
+        parent = os.getppid()
+        while not self._server[0]:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            if os.getppid() != parent:
+                os._exit(1)
+            time.sleep(0.02)  # noqa: TID251 - the end of either process is waited for
+        # The first process is the one that the program has started. The server becomes its child when the others end.
+        while os.getpid() == self._first and os.wait()[0] != self._server[0]:
+            pass
+        os._exit(0)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _with_environment(prepare: Any) -> Any:
@@ -191,6 +217,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._files = _open_files()
+        self._threads = _threads()
         self._modules = set(sys.modules)
 
     def must_not_be_forked(self) -> bool:
@@ -200,7 +227,11 @@ class _Watch:
         """
         modules = [sys.modules[name] for name in sys.modules.keys() - self._modules]
         self._modules.update(sys.modules)
-        return not _open_files() <= self._files or any(map(_has_random_numbers, modules)) or _has_lasting_threads()
+        return (
+            not _open_files() <= self._files
+            or any(map(_has_random_numbers, modules))
+            or _lasting_threads() > self._threads
+        )
 
 
 def _open_files() -> set[tuple[str, str]]:
@@ -221,25 +252,23 @@ def _has_random_numbers(module: ModuleType) -> bool:
     return any(type(value) in kinds for value in tuple(vars(module).values()))
 
 
-def _has_lasting_threads() -> bool:
-    """True if there are other threads, and a fork does not end them. OpenBLAS ends its own before each fork."""
+def _lasting_threads() -> int:
+    """Return the number of threads that a fork does not end. OpenBLAS ends its own before each fork."""
     if _threads() == 1:
-        return False
+        return 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         os._exit(0)
     ended, deadline = False, time.monotonic() + _THREADS_END
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (ended and _threads() == 1):
         ended = ended or os.waitpid(child, os.WNOHANG)[0] != 0
-        if ended and _threads() == 1:
-            return False
         time.sleep(1e-3)  # noqa: TID251 - no call waits for the end of threads
     if not ended:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    return True
+    return _threads()
 
 
 def _threads() -> int:
