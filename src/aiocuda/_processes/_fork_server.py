@@ -24,8 +24,8 @@ __all__ = ["ForkedProcess", "ProgramServer", "order_of", "server_of"]
 #: fill the memory.
 MOST_SERVERS = 4
 
-#: How often to ask a server for a process, and the pause between: one that was killed is known to have ended later.
-TRIES, PAUSE = 20, 0.01
+#: Seconds between the requests for a process to a server that has ended: its first process ends a little later.
+PAUSES = (0.01, 0.1, 0.5)
 
 
 def order_of(modules: Iterable[str], objects: Iterable[object]) -> Order:
@@ -78,7 +78,7 @@ class ProgramServer:
         Return its id, the descriptor of its exit code, and that for its data. A server that was killed is started
         again.
         """
-        for left in reversed(range(TRIES)):
+        for pause in (*PAUSES, None):
             try:
                 status, data = self._server.connect_to_new_process(fds)
                 try:
@@ -87,9 +87,9 @@ class ProgramServer:
                     _close(status, data)
                     raise
             except (EOFError, ConnectionError):
-                if not left:
+                if pause is None:
                     raise
-                time.sleep(PAUSE)  # noqa: TID251 - the parent of the server sees its end
+                time.sleep(pause)  # noqa: TID251 - the parent of the server sees its end
         raise AssertionError
 
     def _start(self) -> None:

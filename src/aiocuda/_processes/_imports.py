@@ -62,7 +62,7 @@ class Source(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a server imports: these modules, and those that the sources name, found along this path."""
+    """What a server imports: these modules, and those that the sources name, found along this path, if it has parts."""
 
     path: tuple[str, ...]
     modules: tuple[str, ...]
@@ -86,7 +86,7 @@ class _OrderFinder:
 def _run(order: Order) -> None:
     """Import the packages in a child of this process, which returns. This process waits for the end of the child."""
     spawn.prepare = _with_environment(spawn.prepare)
-    sys.path[:] = order.path
+    sys.path[:] = order.path or sys.path
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _Imports(_imports_of(order)).run()
@@ -116,6 +116,8 @@ class _Imports:
         """Return in the process that has imported all, from one number on. This process ends with it."""
         while child := os.fork():
             self._wait(child)
+            if self._at[0] in left_out:
+                os._exit(1)  # no import is the reason
             left_out |= {self._at[0]}
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         began = time.monotonic()

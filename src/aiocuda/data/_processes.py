@@ -189,11 +189,11 @@ class ProcessDecoders:
     async def open(self) -> None:
         """Start all processes, and wait until they are ready. `kill` cancels this while the server imports packages."""
         ready = server_of(self._order).ready
-        if not ready.is_set():
+        if not (ready.is_set() or self._closed):
             self._waiting = start_task(off_loop, ready.wait)
             await asyncio.wait({self._waiting})
-            if self._closed:
-                raise ClosedError("the loader was closed while it was being opened")
+        if self._closed:
+            raise ClosedError("the loader was closed while it was being opened")
         workers = [self._made(place) for place in self._places]
 
         def start() -> None:
