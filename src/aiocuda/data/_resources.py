@@ -126,14 +126,16 @@ class LoaderResources:
             raise
         self._closing.push_async_callback(self._off_loop, shared.close)  # when no slot is page-locked any more
         self._processes = ProcessDecoders(
-            source, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
+            source, payload.order, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
             restarts=options.restarts, skips=options.on_error != "raise", timeout=options.timeout,
         )  # fmt: skip
         self.decode = self._processes.decode
+        began = self.now()
         starting = start_task(self._processes.open)
         try:
             await self._lock_slots(shared)
             await asyncio.shield(starting)
+            self.meter.note_start(self.now() - began)
         except BaseException:
             self._processes.kill()
             await finish_shielded(_ended(starting))
