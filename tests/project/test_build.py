@@ -64,7 +64,7 @@ def test_wheel_contains_only_the_package_without_its_readmes(distributions: tupl
 
 def test_sdist_contains_the_project(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     sdist, _ = distributions
-    wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci")
+    wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci", ROOT / ".github")
     wanted |= {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
     assert wanted - set(sdist) <= {"docs/benchmarks/local.json"}
     assert set(sdist) - wanted == {"PKG-INFO", ".gitignore"}

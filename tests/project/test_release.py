@@ -1,0 +1,72 @@
+"""What a release needs: the workflows, the page about security, the steps of CONTRIBUTING."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.project.test_security import OWN_PROCESSES
+from tests.project.tree import PACKAGE, ROOT
+
+GITHUB = ROOT / ".github"
+
+
+def workflow(name: str) -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    loaded: dict[str, Any] = yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_only_the_job_that_publishes_gets_an_identity() -> None:
+    """A job that builds or tests runs code of packages, and may only read."""
+    given = {(name, job): rights for name in ("tests", "wheels") for job, rights in jobs_with_rights(name).items()}
+    assert given == {("wheels", "publish"): {"id-token": "write"}, ("wheels", "release"): {"contents": "write"}}
+    steps = workflow("wheels")["jobs"]["publish"]["steps"]
+    assert [step.get("run") for step in steps] == [None] * len(steps), "the job that publishes runs no commands"
+
+
+def jobs_with_rights(name: str) -> dict[str, dict[str, str]]:
+    content = workflow(name)
+    assert content["permissions"] == {"contents": "read"}
+    return {key: job["permissions"] for key, job in content["jobs"].items() if "permissions" in job}
+
+
+def test_published_is_what_all_builds_have_made() -> None:
+    jobs = workflow("wheels")["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"wheels", "sources"}
+    assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert {each["arch"] for each in jobs["wheels"]["strategy"]["matrix"]["include"]} == {"x86_64", "aarch64"}
+
+
+def test_tests_and_wheels_are_for_the_pythons_of_the_classifiers() -> None:
+    content = pyproject()
+    classified = set(re.findall(r":: (3\.\d+)", "\n".join(content["project"]["classifiers"])))
+    tested = {
+        version
+        for job in workflow("tests")["jobs"].values()
+        for step in job["steps"]
+        for version in str(step.get("with", {}).get("python-version", "")).split()
+    }
+    built = content["tool"]["cibuildwheel"]["build"].split()
+    assert tested == classified
+    assert {f"cp{version.replace('.', '')}-manylinux_*" for version in classified} == set(built)
+
+
+def test_security_names_what_listens_and_loads_pickles() -> None:
+    text = (GITHUB / "SECURITY.md").read_text(encoding="utf-8")
+    for path in OWN_PROCESSES:
+        assert path in text or path.rpartition("/")[2] in text, path
+    for named in re.findall(r"`(src/[\w/.]+|tests/[\w/.]+)`", text):
+        assert (ROOT / named).exists(), named
+    for file in ("coordination/_reductions.ptx.xz", "_core/_compiled.pxd"):
+        assert (PACKAGE / file).exists()
+        assert file.partition(".")[0] in text
+    for _, target in re.findall(r"\[([^]]+)\]\(([^)#]+)", text):
+        assert (GITHUB / target).exists(), target
