@@ -124,6 +124,15 @@ var splitQuery = (query) =>
     return SearchWithNumbers
 
 
+class _Stub(types.SimpleNamespace):
+    """Something of a library that is not installed. It has all names."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Stub()
+
+
 def _stub_libraries() -> None:
     """Stub libraries that are not installed: autodoc imports the integrations for their docstrings only."""
     for name in ("torch", "cupy", "numba", "numba_cuda", "cuda.core"):
@@ -135,7 +144,7 @@ def _stub_libraries() -> None:
             stub: Any = types.ModuleType(name)
             stub.__version__ = "99.0"
             stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
-            stub.__getattr__ = lambda name: types.SimpleNamespace()
+            stub.__getattr__ = lambda name: _Stub()
             sys.modules[name] = stub
 
 
