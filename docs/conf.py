@@ -59,7 +59,7 @@ numpydoc_class_members_toctree = False
 _MADE_BY_OTHERS = {
     *("Bracket", "Device", "DeviceBuffer", "DeviceMemory", "Event", "Node", "Operation"),
     *("LeasedStream", "PinnedBuffer", "Place", "Slot", "Stream", "UnifiedBuffer"),
-    *("Batch", "SyncArray", "SyncBatch"),
+    *("Batch", "DeviceBatches", "SyncArray", "SyncBatch", "SyncBatches", "SyncDeviceBatches", "SyncEpoch"),
 }
 
 _ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
 import tomllib
 from typing import Any
 
 import pytest
 
 from tests.project.test_security import OWN_PROCESSES
-from tests.project.tree import PACKAGE, ROOT, SOURCE, python_path
+from tests.project.tree import PACKAGE, ROOT
 
 GITHUB = ROOT / ".github"
 
@@ -61,22 +57,6 @@ def test_tests_and_wheels_are_for_the_pythons_of_the_classifiers() -> None:
     built = content["tool"]["cibuildwheel"]["build"].split()
     assert tested == classified
     assert {f"cp{version.replace('.', '')}-manylinux_*" for version in classified} == set(built)
-
-
-@pytest.mark.slow
-def test_pages_of_integrations_are_built_without_their_libraries() -> None:
-    """Read the Docs has no GPU libraries: ``docs/conf.py`` stubs them, and autodoc imports the integrations."""
-    program = """
-        import importlib, runpy, sys
-        runpy.run_path(sys.argv[1])["_stub_libraries"]()
-        for name in ("cuda_core", "cupy", "numba", "torch"):
-            importlib.import_module(f"aiocuda.integrations.{name}")
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(ROOT / "docs" / "conf.py")]
-    finished = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": python_path(SOURCE)}, check=False, stderr=subprocess.PIPE, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
 
 
 def test_read_the_docs_builds_as_make_does() -> None:
