@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import wheels
 from tests.project.test_security import OWN_PROCESSES
 from tests.project.tree import PACKAGE, ROOT
 
@@ -79,3 +85,36 @@ def test_security_names_what_listens_and_loads_pickles() -> None:
         assert file.partition(".")[0] in text
     for _, target in re.findall(r"\[([^]]+)\]\(([^)#]+)", text):
         assert (GITHUB / target).exists(), target
+
+
+def wheel_of(folder: Path, name: str, content: bytes) -> Path:
+    """Return a wheel for Linux with one file."""
+    wheel = folder / f"aiocuda-9-cp311-cp311-linux_{os.uname().machine}.whl"
+    tag = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_{os.uname().machine}\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(name, content)
+        archive.writestr("aiocuda-9.dist-info/METADATA", "Metadata-Version: 2.4\nName: aiocuda\nVersion: 9\n")
+        archive.writestr("aiocuda-9.dist-info/WHEEL", tag)
+        archive.writestr("aiocuda-9.dist-info/RECORD", f"{name},,\n")
+    return wheel
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_make_wheels_names_the_oldest_system_that_can_use_a_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("auditwheel")
+    source, built = tmp_path / "part.c", tmp_path / "part.so"
+    source.write_text("#include <stdlib.h>\nvoid *PyInit_part(void) { return malloc(1); }\n", encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(built)], check=True)
+    wheel = wheel_of(tmp_path, "part.so", built.read_bytes())
+    assert wheels.repair(wheel) == ""
+    (found,) = tmp_path.glob("*.whl")
+    assert re.search(r"-manylinux[\w.]+\.whl$", found.name)
+
+
+@pytest.mark.slow
+def test_make_wheels_says_which_wheel_no_index_accepts(tmp_path: Path) -> None:
+    """Nothing in it is compiled. Without auditwheel the reason is another one."""
+    wheel = wheel_of(tmp_path, "part.py", b"")
+    assert wheels.repair(wheel).startswith(f"{wheel.name} is for systems like this one, and no index accepts it: ")
+    assert wheel.exists()
