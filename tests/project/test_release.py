@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+import aiocuda
 from tests import wheels
+from tests.project.test_contributing import section
 from tests.project.test_security import OWN_PROCESSES
 from tests.project.tree import PACKAGE, ROOT
 
@@ -85,6 +88,24 @@ def test_security_names_what_listens_and_loads_pickles() -> None:
         assert file.partition(".")[0] in text
     for _, target in re.findall(r"\[([^]]+)\]\(([^)#]+)", text):
         assert (GITHUB / target).exists(), target
+
+
+def test_the_version_is_in_the_changelog_and_a_release_is_recorded() -> None:
+    is_released = ".dev" not in aiocuda.__version__
+    heading = aiocuda.__version__ if is_released else "Unreleased"
+    assert f"\n## [{heading}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert not is_released or (ROOT / "tests" / "project" / "api" / f"{aiocuda.__version__}.json").exists()
+
+
+def test_what_the_steps_of_a_release_name_is_there() -> None:
+    steps = section("Release")
+    for path in re.findall(r"`((?:src|docs|tests)/[\w/.-]+|\.\w+/?[\w.]*|[\w.]+\.(?:toml|md))`", steps):
+        assert (ROOT / path).exists(), path
+    for named in re.findall(r"python -m\s+([\w.]+)", steps):
+        assert importlib.util.find_spec(named) is not None, named
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for names in re.findall(r"`make ([a-z ]+)", steps) for name in names.split()} <= set(targets)
+    assert (GITHUB / "workflows" / re.findall("workflow `(.*?)`", steps)[0]).exists()
 
 
 def wheel_of(folder: Path, name: str, content: bytes) -> Path:
