@@ -100,8 +100,19 @@ def without_comments(text: str) -> str:
     return _FENCE_OR_COMMENT.sub(replaced, text)
 
 
+_INDEX = re.compile(r"^<!-- index: (.*)\n-->$", re.MULTILINE)
+
+
+def with_index(text: str) -> str:
+    """Return a page with index entries in place of the comments ``<!-- index: word, words``, of two lines.
+
+    The search shows a page with such an entry before all others. A reader of the source does not see it.
+    """
+    return _INDEX.sub(lambda match: "```{index} " + re.sub("(^|, )", r"\1! ", match[1]) + "\n```", text)
+
+
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
-    source[0] = without_comments(source[0])
+    source[0] = without_comments(with_index(source[0]))
 
 
 def _search_with_numbers() -> Any:
