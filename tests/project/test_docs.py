@@ -272,3 +272,12 @@ def test_block_runs_and_prints_the_expected_output(
         if "order" in block.vary:
             printed, expected = ("\n".join(sorted(lines.splitlines())) for lines in (printed, expected))
         assert printed == expected, printed
+
+
+def test_tables_of_features_and_promises_are_lists_on_a_phone() -> None:
+    """They have four columns, and wider tables scroll. The style names the pages by their headings."""
+    style = (DOCS / "_static" / "tables.css").read_text(encoding="utf-8")
+    for page in ("features", "promises"):
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {page.capitalize()}\n")
+        assert f"section#{page}" in style.partition("@media")[2]
