@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiocuda as package
+from aiocuda._base._extras import install
 from aiocuda._core._form import form
 from tests.cli.programs import aiocuda, grow, program, started
 from tests.cli.test_job import CONTRACT
@@ -192,7 +193,7 @@ def test_a_missing_extra_is_named() -> None:
         finished = program(f"import sys; sys.modules[{missing!r}] = None", "demo")
         assert finished.returncode == 2
         assert finished.stderr == (
-            f'aiocuda: the command line needs {missing}, which is not installed: pip install "aiocuda[cli]"\n'
+            f"aiocuda: the command line needs {missing}, which is not installed: {install('cli')}\n"
         )
 
 
