@@ -99,7 +99,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         A batch takes the requests in their order, up to the first one that does not fit.
     device
         Gives each batch a stream and a slot, and notifies its listeners of each batch: see `Device.listen`. Without
-        it, ``batch.stream`` and ``batch.slot`` are None.
+        it, ``batch.stream`` and ``batch.slot`` raise `InvalidArgumentError`.
 
     Raises
     ------
