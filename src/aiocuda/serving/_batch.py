@@ -7,9 +7,10 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .._base._deadlock import Holder
+from .._base._generic import Generic, Item
 from .._base._types import ProcessLocal
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
@@ -22,7 +23,6 @@ from ._results import is_failure
 
 __all__ = ["Batch", "BatchHooks", "End", "RunningBatch"]
 
-Item = TypeVar("Item")
 T = TypeVar("T")
 
 #: A listener, and the function that its hook has returned.
