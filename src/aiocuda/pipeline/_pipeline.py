@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
+from .._base._generic import Generic, Item, Result
 from .._base._owner import Owner
 from .._base._processor import last_level_cache, processors_within_quota
 from .._base._scope import Outcome, Scope, unlimited
@@ -31,7 +32,7 @@ from ._ticket import Ticket
 __all__ = ["Pipeline"]
 
 
-class Pipeline(Owner):
+class Pipeline(Owner, Generic[Item, Result]):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
     Each stage has a stream of its own. The device orders the work of each stage after that of the stages before it, or
@@ -143,7 +144,7 @@ class Pipeline(Owner):
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None) -> PipelineRun:
+    def run(self, source: Iterable[Item] | AsyncIterable[Item], *, overlap: bool | None = None) -> PipelineRun[Result]:
         """Return the last stage's results, in the order of the source, as an asynchronous iterator.
 
         Parts of a result in the slot's memory are copied when the item's work has ended: the consumer owns its results.
@@ -182,7 +183,7 @@ class Pipeline(Owner):
         run = ActiveRun(self._resources, source)
         return run.iterate(self._one_by_one(run) if overlap is False else self._overlapped(run))
 
-    async def execute_iteration(self, item: Any) -> Any:
+    async def execute_iteration(self, item: Item) -> Result:
         """Take one item through all stages, and return the last stage's result.
 
         Concurrent calls overlap; for a plain loop, use `submit`. The items go through the stages in the order of the
@@ -198,9 +199,10 @@ class Pipeline(Owner):
             The failure of a stage, as in `run`.
         """
         await self._check_free()
-        return await self._singles.execute(item)
+        result: Result = await self._singles.execute(item)
+        return result
 
-    async def submit(self, item: Any) -> Ticket:
+    async def submit(self, item: Item) -> Ticket[Result]:
         """Wait for a free slot, begin an item in it, and return its ticket, which is awaited for the result.
 
         A plain loop over this overlaps. The items go through the stages in the order of the calls. A slot is free when

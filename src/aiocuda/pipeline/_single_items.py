@@ -88,7 +88,7 @@ class SingleItems:
         self._calls.end(began, resources.now())
         return result
 
-    async def submit(self, value: Any) -> Ticket:
+    async def submit(self, value: Any) -> Ticket[Any]:
         """Wait for a slot, begin an item in it, and return the item's ticket."""
         place = SourceLine.of_caller()
         with self._waiting("a slot"):
@@ -98,7 +98,7 @@ class SingleItems:
             if not awaits:
                 item.enqueue_stages()  # the device begins now, and not in the next turn of the loop
         finally:  # Ctrl-C, or the like, leaves a stage: the item ends as any other
-            ticket = Ticket(item.index)
+            ticket: Ticket[Any] = Ticket(item.index)
             task = self._start(item, ticket, place, item.run_stages if awaits else _nothing)
         await self._turn(task)
         return ticket
@@ -119,7 +119,7 @@ class SingleItems:
         self._at_once = 0
 
     def _start(
-        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+        self, item: PipelineItem, ticket: Ticket[Any], place: SourceLine, stages: Callable[[], Awaitable[None]]
     ) -> asyncio.Task[None]:
         """Finish the item of a ticket in a task."""
 
@@ -134,7 +134,7 @@ class SingleItems:
         return task
 
     async def _complete(
-        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+        self, item: PipelineItem, ticket: Ticket[Any], place: SourceLine, stages: Callable[[], Awaitable[None]]
     ) -> None:
         """Finish the item of a ticket, and set the ticket's outcome."""
         loop = _get_running_loop()

@@ -9,11 +9,12 @@ import itertools
 import operator
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from .._base._checks import check_deadline
 from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
+from .._base._generic import Generic, Item, Result
 from .._base._label import LABEL
 from .._base._log import log
 from .._base._loop_watch import LoopWatch
@@ -38,9 +39,6 @@ from ._results import Delivery, failures, is_failure
 from ._statistics import BatcherMeter, BatcherStatistics
 
 __all__ = ["MicroBatcher"]
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _ITEM = operator.attrgetter("item")
 
@@ -99,7 +97,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         A batch takes the requests in their order, up to the first one that does not fit.
     device
         Gives each batch a stream and a slot, and notifies its listeners of each batch: see `Device.listen`. Without
-        it, ``batch.stream`` and ``batch.slot`` are None.
+        it, ``batch.stream`` and ``batch.slot`` raise `InvalidArgumentError`.
 
     Raises
     ------
