@@ -593,7 +593,7 @@ BROKEN = Kernel("does_not_compile", source='extern "C" __global__ void does_not_
 async def test_closing_completes_accepted_requests_and_refuses_new_ones() -> None:
     held = Held()
     batcher: MicroBatcher[int, int]
-    async with MicroBatcher(held, max_batch_size=2, batch_wait_timeout_s=1000) as batcher:
+    async with MicroBatcher(held, max_batch_size=2, batch_wait_timeout_s=9) as batcher:
         requests = [batcher.submit_nowait(item) for item in range(5)]
         closing = asyncio.ensure_future(batcher.aclose())
         again = asyncio.ensure_future(batcher.aclose())

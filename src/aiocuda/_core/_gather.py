@@ -342,10 +342,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
 
 
 # Not as a decorator, which a compiled class cannot have.
-lacks(
-    cancel="streams run the work that they have accepted. Cancel the task that awaits it, or drop the result of each "
-    "operation by operation.abandon()"
-)(Gathering)
+lacks(Gathering)
 
 
 # A type parameter for each argument: mypy joins the types of several arguments of one parameter, and two classes become

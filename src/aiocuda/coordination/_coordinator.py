@@ -13,6 +13,7 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
+from .._base._mistakes import keywords, lacks
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope
 from .._base._types import SourceLine
@@ -89,6 +90,13 @@ class CoordinatorStatistics(NamedTuple):
     dropped: int
 
 
+_COLLECTIVE = keywords(
+    "it takes operation=, after=, stream=, priority=, description= and label=",
+    op="it is called operation: 'sum', 'product', 'minimum' or 'maximum'",
+)
+
+
+@lacks
 class AsyncCoordinator(Owner):
     """Orders operations on the device, over as many streams as needed.
 
@@ -316,6 +324,7 @@ class AsyncCoordinator(Owner):
 
         return self._collect(node, after, things, began, prepare, reads=slice(1), writes=slice(1, None))
 
+    @_COLLECTIVE
     def reduce(
         self, sources: Iterable[DeviceBuffer | Node[DeviceBuffer]], target: DeviceBuffer | Node[DeviceBuffer],
         operation: str = "sum", *, after: After = (), stream: Stream | None = None, priority: NodePriority = "normal",
@@ -345,6 +354,7 @@ class AsyncCoordinator(Owner):
 
         return self._collect(node, after, things, began, prepare, reads=slice(-1), writes=slice(-1, None))
 
+    @_COLLECTIVE
     def all_reduce(
         self, buffers: Iterable[DeviceBuffer | Node[DeviceBuffer]], operation: str = "sum", *, after: After = (),
         stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",

@@ -23,6 +23,7 @@ from .._base._arrays import as_bytes, as_dtype, as_shape
 from .._base._checks import check_timeout
 from .._base._failure import raisable
 from .._base._log import log
+from .._base._mistakes import lacks
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
 from .._core import SHARED, MemoryFields, Ring
@@ -50,6 +51,7 @@ __all__ = ["DeviceMemory"]
 _Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
 
 
+@lacks
 class DeviceMemory(MemoryFields):
     """The memory of one device, shared by all loops that use it."""
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._base._generic import Generic, Item, Result
+from .._base._mistakes import lacks
 from .._base._owner import Owner
 from .._base._processor import last_level_cache, processors_within_quota
 from .._base._scope import Outcome, Scope, unlimited
@@ -32,6 +33,7 @@ from ._ticket import Ticket
 __all__ = ["Pipeline"]
 
 
+@lacks
 class Pipeline(Owner, Generic[Item, Result]):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
+from .._base._mistakes import lacks
 from .._base._owner import Owner
 from .._base._scope import Outcome, Scope, wrong_loop
 from .._base._types import SourceLine
@@ -42,6 +43,7 @@ MAX_SLOTS = 1024
 _new: Callable[[type[Slot]], Slot] = object.__new__
 
 
+@lacks
 class TripleBuffer(Owner):
     """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
 

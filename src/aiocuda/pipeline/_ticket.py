@@ -21,7 +21,7 @@ from ..errors import BusyError, InvalidTypeError
 __all__ = ["Ticket"]
 
 
-@lacks(cancel="its item goes on. Cancel the task that awaits the ticket; to end all items, leave the pipeline's block")
+@lacks
 class Ticket(ProcessLocal, Generic[Result_co]):
     """The result of one item of a pipeline. ``await`` it. Made by `Pipeline.submit`.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from .._base._deadlock import Holder
 from .._base._generic import Generic, Item
+from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
@@ -32,6 +33,12 @@ End: TypeAlias = tuple[object, Callable[[Sequence[BaseException | None]], object
 _NUMBERS = itertools.count(1)
 
 
+@lacks
+@refuses(
+    **dict.fromkeys(
+        ("__iter__", "__len__", "__getitem__", "__array__"), "is no list: batch.items is, of batch.size items"
+    )
+)
 class Batch(ProcessLocal, Generic[Item]):
     """The items of one call, in the order in which they are served.
 
@@ -94,6 +101,9 @@ class Batch(ProcessLocal, Generic[Item]):
     def size(self) -> int:
         """The number of items."""
         return len(self.items)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"<Batch {self.number}: {self.size} items, weight {self.weight}, padded to {self.padded}>"

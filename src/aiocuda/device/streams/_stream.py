@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ..._base._checks import as_integer, check_callback, check_integer
 from ..._base._label import labelled
 from ..._base._launch import read_launch
 from ..._base._log import log
-from ..._base._mistakes import lacks
+from ..._base._mistakes import lacks, or_none, refuses
 from ..._base._owner import Owner
 from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Outcome, Scope
@@ -51,9 +51,6 @@ T = TypeVar("T")
 
 __all__ = ["CheckedStream", "Stream", "StreamView", "launch_converted", "open_stream", "submit_call"]
 
-_SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
-_HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
-
 _CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
 
 _LAUNCH = "launch takes shared_bytes=, label=, n= and block=; the kernel's own arguments have no keywords"
@@ -66,19 +63,8 @@ _LAUNCH_KEYWORDS = {
 }
 
 
-@lacks(
-    sync=_SYNCHRONIZE,
-    wait_stream="stream.wait(other) makes it wait for another stream",
-    wait_event="stream.wait(event) makes it wait for an event",
-    record_event="stream.record() returns an event",
-    query="stream.tail is None if all its work is done",
-    cuda_stream=_HANDLE,
-    ptr=_HANDLE,
-    handle=_HANDLE,
-    close="`await stream.aclose()` closes it, or `async with device.stream() as stream`",
-    auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
-    launch_host_func="stream.add_callback(function) runs a function after its work",
-)
+@lacks
+@refuses(__enter__="is closed by `async with`, not `with`: use `async with device.stream() as stream`")
 class Stream(EnqueuingStream, Owner):
     """Work in order, on one device, for one event loop.
 
@@ -111,9 +97,12 @@ class Stream(EnqueuingStream, Owner):
 
         def launch(self, *args: Any, **options: Any) -> Operation[None]: ...
 
+    @or_none
     def __init__(
         self, resources: DeviceResources, queue: Ring, priority: Priority, opened_at: str, owner: object = None
     ) -> None:
+        if not isinstance(resources, DeviceResources):
+            raise InvalidTypeError("a stream is made by its device: `async with device.stream() as stream`")
         self.device: Device = resources.device  #: the device that it belongs to
         self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
         self._resources = resources
@@ -579,15 +568,6 @@ class Stream(EnqueuingStream, Owner):
     async def _release(self, outcome: Outcome) -> None:
         leave = self._resources.streams.give_up if outcome == "done" else self._resources.streams.leave
         leave(self._queue)
-
-    if not TYPE_CHECKING:  # a type checker reports it by itself
-
-        def __enter__(self) -> NoReturn:
-            raise InvalidTypeError(
-                f"{self!r} is closed by `async with`, not `with`: use `async with device.stream() as stream`"
-            )
-
-        def __exit__(self, *exc: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         if self._queue.closed:
