@@ -13,8 +13,8 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation

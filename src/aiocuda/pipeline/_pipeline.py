@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
-from .._base._owner import Owner
+from .._base._owner import Outcome, Owner
 from .._base._processor import last_level_cache, processors_within_quota
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..device import Device

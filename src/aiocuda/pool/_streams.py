@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import Priority, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
 from .._base._wakeups import Wakes

@@ -17,8 +17,8 @@ from .._base._fault_watch import FaultWatch
 from .._base._label import LABEL
 from .._base._log import log
 from .._base._loop_watch import LoopWatch
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._tasks import start_task
 from .._base._types import SourceLine

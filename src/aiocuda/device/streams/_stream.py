@@ -18,9 +18,9 @@ from ..._base._label import labelled
 from ..._base._launch import read_launch
 from ..._base._log import log
 from ..._base._mistakes import lacks
-from ..._base._owner import Owner
+from ..._base._owner import Outcome, Owner
 from ..._base._percentiles import mean_p50_p99
-from ..._base._scope import Outcome, Scope
+from ..._base._scope import Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
 from ..._core import INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
