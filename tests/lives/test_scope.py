@@ -484,6 +484,16 @@ def test_a_withdrawal_that_fails_does_not_stop_the_end(end: str) -> None:
 
 
 @in_virtual_time
+async def test_a_withdrawal_that_fails_does_not_stop_an_end_without_a_deadline() -> None:
+    thing = Thing()
+    thing.failures["withdraw"] = ValueError("lost")
+    with pytest.raises(ValueError, match="lost"):
+        await thing.scope.leave(thing)
+    assert thing.log == ["refuse", "withdraw", "release left"]
+    assert thing.scope.closed
+
+
+@in_virtual_time
 async def test_a_drain_that_the_program_cancels_has_failed_and_the_task_keeps_its_time() -> None:
     thing = Thing(seconds=DEADLINE)
     end = asyncio.ensure_future(thing.scope.aclose(thing))

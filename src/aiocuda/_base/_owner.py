@@ -42,5 +42,8 @@ class Owner(ProcessLocal):
         raise NotImplementedError
 
     def _unfinished(self) -> int | None:
-        """Return how much accepted work has not ended; None if that is not known. With 0 there is no drain."""
+        """Return how much accepted work has not ended; None if that is not known.
+
+        With 0 there is no drain, and `_release` does not suspend.
+        """
         return None

@@ -236,11 +236,14 @@ class Scope:
                 await asyncio.wait({end.task})  # if this call is cancelled, only its own wait ends
             return
         self._begin(LEAVING if left else CLOSING, owner)
-        if self.drain_seconds is None and not self.children and (left or owner._unfinished() == 0):
+        at_once = left and self.drain_seconds is None
+        if not self.children and (at_once or owner._unfinished() == 0):
             self._state = LEFT if left else CLOSED  # before, since the release does not suspend
-            if left:
-                owner._withdraw()
-            await owner._release("left" if left else "done")
+            try:
+                if left:
+                    owner._withdraw()
+            finally:
+                await owner._release("left" if at_once else "done")
             return
         end = self._end = End(self, owner, seconds, error)
         if left:

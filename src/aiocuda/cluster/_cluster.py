@@ -128,9 +128,6 @@ class Cluster(Owner):
     def _refuse(self) -> None:
         self._replicas.begin_close()
 
-    def _unfinished(self) -> int:
-        return self._dispatcher.calls
-
     async def _drain(self) -> None:
         await self._dispatcher.idle()
 

@@ -647,10 +647,16 @@ class AsyncCoordinator(Owner):
             self._scheduler.check_loop()  # which binds it to the loop at its first use
         await self._scope.exit(self, kind)
 
+    def _unfinished(self) -> int | None:
+        scheduler = self._scheduler
+        scheduler.poll()
+        if not scheduler.idle or any(queue.tail() is not None for queue in scheduler.streams.queues()):
+            return None
+        return 0
+
     async def _drain(self) -> None:
         await self._scheduler.drain()
-        streams = [stream for _, stream in self._scheduler.streams.everywhere()]
-        await self._resources.streams.drain([queue_of(stream) for stream in streams])
+        await self._resources.streams.drain(self._scheduler.streams.queues())
 
     async def _release(self, outcome: Outcome) -> None:
         if outcome == "done" or not self._resources.closing:  # a device that closes waits for its operations

@@ -399,6 +399,10 @@ class Pipeline(Owner):
     def _withdraw(self) -> None:
         self._singles.withdraw()
 
+    def _unfinished(self) -> int | None:
+        is_idle = self._run is None and not self._singles.unfinished and self._open_streams is None
+        return 0 if is_idle else None
+
     async def _drain(self) -> None:
         await self._end_run()
         await self._singles.wait(lambda: self._device_resources.deadline.left() if self._scope.left else None)

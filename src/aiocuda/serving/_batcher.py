@@ -553,6 +553,12 @@ class MicroBatcher(Owner, Generic[Item, Result]):
     def _withdraw(self) -> None:
         self._fail_queued()
 
+    def _unfinished(self) -> int | None:
+        if self._places is None or self._delivery is None:
+            return 0
+        requests = self._queue.weight + len(self._deadlines or ()) + len(self._delivery)
+        return None if requests or self._tasks or self._places.are_busy() else 0
+
     async def _drain(self) -> None:
         if self._places is not None:
             await self._answered()
