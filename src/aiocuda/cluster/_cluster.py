@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .._base._checks import check_deadline, check_timeout, flag
 from .._base._log import log
 from .._base._mistakes import keywords, lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._types import ProcessLocal, SourceLine
 from .._processes._failures import text_of
@@ -124,9 +124,6 @@ class Cluster(Owner):
 
     def _refuse(self) -> None:
         self._replicas.begin_close()
-
-    def _unfinished(self) -> int:
-        return self._dispatcher.calls
 
     async def _drain(self) -> None:
         await self._dispatcher.idle()

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from .._base._mistakes import keywords, lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority
 from ..coordination import AsyncCoordinator, CoordinatorStatistics

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy.typing as npt
 
 from .._base._checks import is_coroutine_function, is_function, several
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded
 from .._base._tasks import start_task
 from ..completion import Operation

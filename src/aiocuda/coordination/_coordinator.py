@@ -14,8 +14,8 @@ from .._base._checks import check_integer, check_timeout, is_coroutine_function,
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
 from .._base._mistakes import keywords, lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
@@ -657,10 +657,16 @@ class AsyncCoordinator(Owner):
             self._scheduler.check_loop()  # which binds it to the loop at its first use
         await self._scope.exit(self, kind)
 
+    def _unfinished(self) -> int | None:
+        scheduler = self._scheduler
+        scheduler.poll()
+        if not scheduler.idle or any(queue.tail() is not None for queue in scheduler.streams.queues()):
+            return None
+        return 0
+
     async def _drain(self) -> None:
         await self._scheduler.drain()
-        streams = [stream for _, stream in self._scheduler.streams.everywhere()]
-        await self._resources.streams.drain([queue_of(stream) for stream in streams])
+        await self._resources.streams.drain(self._scheduler.streams.queues())
 
     async def _release(self, outcome: Outcome) -> None:
         if outcome == "done" or not self._resources.closing:  # a device that closes waits for its operations

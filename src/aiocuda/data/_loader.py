@@ -9,9 +9,9 @@ from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from .._base._checks import check_integer
 from .._base._mistakes import keywords
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._tasks import start_task
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype
 from .._base._checks import check_integer
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import end_tasks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import end_tasks, unlimited
 from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of

@@ -14,8 +14,7 @@ from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import lacks, or_none, refuses
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, SourceLine
@@ -33,6 +32,7 @@ from ..memory._allocator import DeviceMemory
 from ..memory._pinned import PinnedBuffer
 from ..memory._unified import UnifiedBuffer
 from ..memory.interchange._host_arrays import as_source, as_target
+from ._device_scope import DeviceScope
 from ._loop_state import TICK
 from ._resources import DeviceResources
 from .graphs._graph import Capture
@@ -91,7 +91,7 @@ class Device(Owner):
         self._streams_before = driver.statistics()["streams_created"]
         self._waited_before = resources.waiting_calls.waited
         self._resources = resources
-        self._scope = Scope(
+        self._scope = DeviceScope(
             repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left,
             tasks=resources.functions,
         )  # fmt: skip

@@ -283,6 +283,14 @@ class LoopStates:
         loop_state = self._loop_states.get(queue.loop)
         return loop_state is not None and queue in loop_state.queues
 
+    def forget(self, queue: Ring) -> bool:
+        """Remove a queue, whose stream is about to be destroyed. Return False if `lists` is."""
+        loop_state = self._loop_states.get(queue.loop)
+        if loop_state is None or queue not in loop_state.queues:
+            return False
+        del loop_state.queues[queue]
+        return True
+
     def __iter__(self) -> Iterator[LoopState]:
         return iter(list(self._loop_states.values()))
 

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from .._base._generic import Generic, Item, Result
 from .._base._mistakes import lacks
-from .._base._owner import Owner
+from .._base._owner import Outcome, Owner
 from .._base._processor import last_level_cache, processors_within_quota
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..device import Device
@@ -402,6 +402,10 @@ class Pipeline(Owner, Generic[Item, Result]):
 
     def _withdraw(self) -> None:
         self._singles.withdraw()
+
+    def _unfinished(self) -> int | None:
+        is_idle = self._run is None and not self._singles.unfinished and self._open_streams is None
+        return 0 if is_idle else None
 
     async def _drain(self) -> None:
         await self._end_run()

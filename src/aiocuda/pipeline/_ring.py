@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
 from .._base._mistakes import lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, wrong_loop
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import SourceLine
+from .._base._wrong_loop import wrong_loop
 from ..completion import Operation
 from ..coordination import Node
 from ..device import Device

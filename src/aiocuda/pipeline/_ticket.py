@@ -13,9 +13,9 @@ from .._base._checks import check_callback
 from .._base._failure import Failure, Poison
 from .._base._generic import Generic, Result_co
 from .._base._mistakes import lacks
-from .._base._scope import wrong_loop
 from .._base._types import ProcessLocal
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
+from .._base._wrong_loop import wrong_loop
 from ..errors import BusyError, InvalidTypeError
 
 __all__ = ["Ticket"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
 from .._base._mistakes import keywords, lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import Priority, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
 from .._base._wakeups import Wakes

@@ -20,8 +20,8 @@ from .._base._label import LABEL
 from .._base._log import log
 from .._base._loop_watch import LoopWatch
 from .._base._mistakes import keywords, lacks, refuses, unknown_keyword
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._tasks import start_task
 from .._base._types import SourceLine
@@ -587,6 +587,12 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
     def _withdraw(self) -> None:
         self._fail_queued()
+
+    def _unfinished(self) -> int | None:
+        if self._places is None or self._delivery is None:
+            return 0
+        requests = self._queue.weight + len(self._deadlines or ()) + len(self._delivery)
+        return None if requests or self._tasks or self._places.are_busy() else 0
 
     async def _drain(self) -> None:
         if self._places is not None:

@@ -179,6 +179,10 @@ class Delivery:
                 self._meter.answered += 1
         return bool(self._pending)
 
+    def __len__(self) -> int:
+        """The number of batches whose outcomes are not set."""
+        return len(self._pending)
+
     async def drained(self) -> None:
         """Wait until all outcomes so far are set."""
         while self._pending:  # noqa: ASYNC110 - `Wakes` sets them in the next iterations

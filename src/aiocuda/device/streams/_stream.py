@@ -18,12 +18,12 @@ from ..._base._label import labelled
 from ..._base._launch import read_launch
 from ..._base._log import log
 from ..._base._mistakes import lacks, or_none, refuses
-from ..._base._owner import Owner
+from ..._base._owner import Outcome, Owner
 from ..._base._percentiles import mean_p50_p99
-from ..._base._scope import Outcome, Scope
+from ..._base._scope import Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
-from ..._core import INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
+from ..._core import ENDED, INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
 from ...completion._foreign_work import handle_of
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
@@ -540,9 +540,10 @@ class Stream(EnqueuingStream, Owner):
 
     async def _close(self) -> None:
         queue = self._queue
-        if queue.ended:
+        if queue.obstacles & ENDED:
             return
-        self._resources.streams.check_not_lent(queue)
+        if queue.rare.lent:
+            self._resources.streams.check_not_lent(queue)
         await self._life().aclose(self)
 
     def _life(self) -> Scope:
@@ -556,18 +557,23 @@ class Stream(EnqueuingStream, Owner):
         return self._scope
 
     def _refuse(self) -> None:
-        self._resources.streams.refuse(self._queue)
+        queue = self._queue
+        if not queue.obstacles & ENDED:
+            queue.rare.refuse()
 
     def _unfinished(self) -> int:
         queue = self._queue
-        return 0 if queue.ended or queue.idle else len(queue.pending) + len(queue.rare.host_queue)
+        if queue.obstacles & ENDED or not (queue.pending or queue.on_host):
+            return 0
+        return len(queue.pending) + len(queue.rare.host_queue)
 
     async def _drain(self) -> None:
         await self._resources.streams.drain([self._queue])
 
     async def _release(self, outcome: Outcome) -> None:
-        leave = self._resources.streams.give_up if outcome == "done" else self._resources.streams.leave
-        leave(self._queue)
+        queue = self._queue
+        if not queue.obstacles & ENDED and (outcome == "done" or not queue.rare.draining):
+            self._resources.streams.end(queue)
 
     async def __aenter__(self) -> Self:
         if self._queue.closed:

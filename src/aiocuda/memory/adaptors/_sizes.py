@@ -120,7 +120,8 @@ class SizeClassResource(Adaptor):
 
     def release(self, stream: int) -> None:
         """See `MemoryResource`."""
-        self._give_back(stream, ALL, 0)
+        if stream in self._kept:
+            self._give_back(stream, ALL, 0)
         with self._lock:
             self._kept.pop(stream, None)
         self.upstream.release(stream)
