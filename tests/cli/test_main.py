@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda as package
 from aiocuda._base._extras import install
-from aiocuda._core._form import form
+from aiocuda.lowlevel import form_of_core
 from tests.cli.programs import aiocuda, grow, program, started
 from tests.cli.test_job import CONTRACT
 from tests.helpers import PATIENCE
@@ -254,7 +254,7 @@ def told_by_info(*arguments: str, **more: str) -> dict[str, Any]:
 def test_info_as_json() -> None:
     told = told_by_info("--driver", "host")
     assert (told["driver"], told["hardware_queues"], told["fallback_reason"]) == ("host", 32, None)
-    assert told["core"] == form().name
+    assert told["core"] == form_of_core().name
     assert told["devices"][0]["name"] == "host 0"
     assert told["versions"]["aiocuda"] == package.__version__
     assert told["features"]["managed_memory"] is True

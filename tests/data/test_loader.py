@@ -33,7 +33,7 @@ from aiocuda.data._typed import LoaderKeywords
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.memory._pinned import pinned_block_of
+from aiocuda.lowlevel import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
 from tests.helpers import LATCH, PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
 

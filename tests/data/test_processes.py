@@ -31,8 +31,8 @@ from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError
 from aiocuda.data._fields import Layout
 from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
 from aiocuda.device import _loop_state
-from aiocuda.device._resources import resources_of
 from aiocuda.errors import DriverError
+from aiocuda.lowlevel import resources_of
 from tests.data.samples import (
     FIELDS,
     Adds,

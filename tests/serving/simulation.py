@@ -31,7 +31,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kernel
-from aiocuda.coordination._node import PRIORITIES
+from aiocuda.coordination import PRIORITIES
 from aiocuda.coordination._ready_queue import RISES_AFTER
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from aiocuda.testing import SimulatedDriver

@@ -154,6 +154,8 @@ class DrainDeadline:
     That is `Device.drain_timeout`. From `begin` on, the parts of a context and the device's own shutdown share it.
     """
 
+    __slots__ = ("_deadline", "timeout")
+
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._deadline: float | None = None

@@ -206,6 +206,8 @@ class StepRunner(Owner):
     is raised; failures of their own are added to it as notes.
     """
 
+    __slots__ = ("_begun", "_closed", "_device", "_lock", "_pipeline", "_running", "_scope")
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self._running: list[Step] = []  # in order; each until its telemetry is returned

@@ -164,7 +164,7 @@ class AsyncCoordinator(Owner):
         opened = self._scheduler.streams
         use = "`async with aiocuda.AsyncCoordinator(device) as coordinator`"
         self._scope.must_end(use, SourceLine.of_caller(), lambda: all(stream.closed for stream in opened.all()))
-        self._extents: set[Any] = set()  # grids and blocks that were checked before
+        self._extents: dict[Any, None] = {}  # grids and blocks that were checked before
         #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
         self._checked_launch: tuple[Any, Any, Any] = (None, None, None)
 
@@ -556,7 +556,7 @@ class AsyncCoordinator(Owner):
             key = None  # a list
         self._resources.check_extent(grid, block, shared_bytes)
         if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(known) < MOST_EXTENTS:
-            known.add(key)
+            known[key] = None
 
     # -- streams -------------------------------------------------------------------------------------------------
 

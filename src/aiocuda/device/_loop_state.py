@@ -244,6 +244,8 @@ class LoopStates:
     waiter, and what the device may still use stays allocated until the operations have passed.
     """
 
+    __slots__ = ("_dead", "_device_state", "_ending", "_loop_states", "_memory", "_past", "_pinned_pool", "_reclaiming")
+
     def __init__(self, device_state: DeviceState, memory: DeviceMemory, pinned_pool: PinnedPool) -> None:
         self._device_state = device_state
         self._memory = memory

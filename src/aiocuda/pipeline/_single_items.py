@@ -61,9 +61,9 @@ class SingleItems:
         self._resources = resources
         self.unfinished = 0
         self._index = 0  # of the next item
-        self._items: set[PipelineItem] = set()  # that hold a slot
+        self._items: dict[PipelineItem, None] = {}  # that hold a slot
         self._is_watched = False  # the loop is, because items are unfinished
-        self._tasks: set[asyncio.Task[None]] = set()  # of tickets
+        self._tasks: dict[asyncio.Task[None], None] = {}  # of tickets
         self._at_once = 0  # items that `submit` has begun in this turn of the loop
         self._has_failed = False  # has an item failed by itself, since there was no unfinished item?
         self._skipped: list[Failure] = []  # of tickets, before an item has failed by itself
@@ -124,12 +124,12 @@ class SingleItems:
         """Finish the item of a ticket in a task."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             if not ticket.done():  # cancelled before its first step
                 self._start(item, ticket, place, _cancelled)
 
         task = start_task(self._complete, item, ticket, place, stages, name="aiocuda-pipeline-item")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
         return task
 
@@ -205,7 +205,7 @@ class SingleItems:
                     raise resources.scope.closed_error()
                 item = PipelineItem(resources, overlap=True, may_skip=False)
                 item.begin(slot, value, self._index, resources.now())
-                self._items.add(item)
+                self._items[item] = None
             except BaseException:
                 await resources.__aexit__()
                 raise
@@ -234,7 +234,7 @@ class SingleItems:
                 resources.ring.end(item.slot)
                 return result
             finally:
-                self._items.discard(item)
+                self._items.pop(item, None)
                 await resources.__aexit__()
         except BaseException as error:
             self._has_failed = self._has_failed or not isinstance(error, (SkippedError, asyncio.CancelledError))

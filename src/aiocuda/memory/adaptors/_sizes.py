@@ -45,6 +45,8 @@ class SizeClassResource(Adaptor):
         Bytes that are kept for each stream in each class, at most.
     """
 
+    __slots__ = ("_kept", "_largest", "_lock", "_most_kept", "_pool", "_sizes")
+
     def __init__(self, upstream: MemoryResource, *, largest: int = ALL, most_kept: int = ALL) -> None:
         super().__init__(upstream)
         self._largest = largest
