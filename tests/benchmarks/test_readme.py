@@ -17,7 +17,7 @@ FIGURES, LOADERS = readme.FIGURES, readme.LOADERS
 
 
 def pages_of(root: Path) -> list[Path]:
-    return [root / page for page in ("README.md", Path("docs", "benchmarks.md"), readme.CONCURRENCY, *LOADERS)]
+    return [root / page for page in (Path("README.md"), Path("docs", "benchmarks.md"), readme.CONCURRENCY, *LOADERS)]
 
 
 @pytest.fixture
