@@ -180,6 +180,12 @@ def test_every_block_is_found() -> None:
         assert len(blocks(page)) == len(fences), page.name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_fields_without_names_come_first_on_each_page(page: Path) -> None:
+    fields = re.search(r'\bfields"?(?:=|: | = )(.)', "".join(block.shown for block in blocks(page)), re.IGNORECASE)
+    assert fields is None or fields[1] == "["
+
+
 def imported(block: Block) -> Iterator[tuple[str, str]]:
     """Yield module and name of each import from aiocuda in a block, which is compiled for that."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
