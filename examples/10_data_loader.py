@@ -16,7 +16,7 @@ import aiocuda
 from aiocuda.data import DataLoader, Shuffle
 
 SAMPLES, BATCH, SIDE = 96, 16, 64
-FIELDS = {"image": ((SIDE, SIDE), np.uint8), "label": ((), np.int64)}
+FIELDS = [((SIDE, SIDE), np.uint8), ((), np.int64)]  # of one sample: an image and its label
 
 SOURCE = """
 extern "C" __global__ void row_sums(const unsigned char* images, unsigned int* sums, int pixels) {
@@ -37,8 +37,9 @@ row_sums = aiocuda.Kernel("row_sums", source=SOURCE, host=row_sums_on_host)
 
 def decode(index, out):
     """Decode a sample into memory that the device reads: here a formula in place of an image file."""
-    out["image"][...] = np.add.outer(np.arange(SIDE), np.full(SIDE, index)) % 256
-    out["label"][...] = index % 10
+    image, label = out
+    image[...] = np.add.outer(np.arange(SIDE), np.full(SIDE, index)) % 256
+    label[...] = index % 10
 
 
 def loader(device):
@@ -50,10 +51,11 @@ def loader(device):
 
 async def step(batch):
     """Use a batch on the device: the sum of each image."""
+    images, _ = batch
     stream = batch.stream
     sums = stream.empty(len(batch.indices), np.uint32)
     stream.fill(sums, 0)
-    stream.launch(row_sums, len(batch.indices), 128, batch["image"], sums, SIDE * SIDE)
+    stream.launch(row_sums, len(batch.indices), 128, images, sums, SIDE * SIDE)
     return await stream.download(sums)
 
 

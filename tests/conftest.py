@@ -114,6 +114,7 @@ FEW_ON_A_GPU: frozenset[str] = frozenset((
     "tests/driver/cuda/test_gpu.py",
     "tests/driver/cuda/test_probe.py",
     "tests/examples/test_examples.py",
+    "tests/examples/test_training.py",
     "tests/faults/test_fork.py",
     "tests/faults/test_workers.py",
     "tests/features/test_j.py",

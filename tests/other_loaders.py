@@ -1,4 +1,4 @@
-"""Run the tests with the loaders of others.
+"""Run the tests with the loaders of others, and those of the training with PyTorch.
 
 ``python -m tests.other_loaders DIR`` creates an environment there, once, with the dependency group ``loaders`` of
 `pyproject.toml`, and runs the tests that need it. Without a package index it prints the reason and succeeds.
@@ -18,7 +18,7 @@ from tests.lowest import prepare
 from tests.other_python import say
 from tests.project.tree import ROOT, SOURCE
 
-TESTS = ("tests/data/test_other_loaders.py",)
+TESTS = ("tests/data/test_other_loaders.py", "tests/examples/test_training.py")
 
 
 def requirements(project: dict[str, Any]) -> list[str]:

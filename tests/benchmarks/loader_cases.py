@@ -22,6 +22,7 @@ __all__ = [
     "SPIN",
     "WORKERS",
     "Case",
+    "DecodeBatch",
     "Decoder",
     "Indices",
     "TorchSamples",
@@ -178,6 +179,21 @@ class TorchSamples:
         tensor = torch.empty(self.decoder.case.sample_bytes, dtype=torch.uint8)
         self.decoder(index, tensor.numpy())
         return tensor
+
+
+class DecodeBatch:
+    """A stage of SPDL: it decodes the samples of a batch into one tensor."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def __call__(self, indices: list[int]) -> Any:
+        import torch
+
+        batch = torch.empty((len(indices), self.decoder.case.sample_bytes), dtype=torch.uint8)
+        for index, row in zip(indices, batch.numpy(), strict=True):
+            self.decoder(index, row)
+        return batch
 
 
 def batches_for(case: Case, seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from .loader_cases import WORKERS, Case
 
 __all__ = ["LoaderReport"]
 
-_LABELS = {"spdl": "SPDL", "torch": "PyTorch", "serial": "no loader"}
+_LABELS = {"spdl": "SPDL", "spdl-subprocess": "SPDL in a process", "torch": "PyTorch", "serial": "no loader"}
 _EXECUTORS = {"thread": f"{WORKERS} threads", "process": f"{WORKERS} processes"}
 _BOUNDS = {
     "step": "steps alone",
@@ -97,7 +98,8 @@ class LoaderReport:
                 peer = summarise(lines[loader]["rates"], "higher")
                 first = lines[loader]["first_ms"]
                 peers[loader] = {"label": label, **peer, "first_ms": first, "times": found["p50"] / peer["p50"]}
-                figures[f"times_{loader}"] = peers[loader]["times"]
+                figure = f"times_{loader.partition('-')[0]}"  # of SPDL, that beside its faster form
+                figures[figure] = min(peers[loader]["times"], figures.get(figure, math.inf))
             elif loader in self.errors:
                 peers[loader] = {"label": label, "error": "did not end"}
         if "torch" in peers and "first_ms" in peers["torch"]:

@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[2]
 #: The code that figures depend on. The figures of a first run do not make the tree of a second one dirty.
 _CODE = ("src", "tests", "pyproject.toml")
 
-_PACKAGES = ("numpy", "anyio", "structlog", "cuda-bindings", "cuda-core", "cupy-cuda13x", "torch", "uvloop")
+_PACKAGES = (
+    "numpy",
+    "anyio",
+    "structlog",
+    "cuda-bindings",
+    "cuda-core",
+    "cupy-cuda13x",
+    "spdl-core",
+    "torch",
+    "uvloop",
+)
 
 
 def describe() -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 ``docs/benchmarks`` has the latest run of each row on each machine; where only an older run has the times of other
 libraries, that one (``h200.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
-``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project, and
-``docs/how-to/batch-size.md`` two servers of ``host-serving.json``. ``python -m tests.benchmarks.readme`` writes the
-tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
+``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project,
+``docs/how-to/batch-size.md`` two servers of ``host-serving.json``, and ``docs/how-to/data-loader.md`` and
+``docs/how-to/training.md`` some rows of ``h200-loaders.json``. ``python -m tests.benchmarks.readme`` writes the tables
+between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
 ``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
 whether the code differed from that commit. ``make pictures`` draws the pictures of figures again.
 """
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,24 @@ PUBLISHED = Path("src", "aiocuda", "cli", "published.json")
 
 #: The page with the table of `concurrency_table`.
 CONCURRENCY = Path("docs", "how-to", "batch-size.md")
+
+#: The tables of `loaders_table`: a page, and the cases that it shows, in plain words.
+LOADERS: dict[Path, dict[str, str]] = {
+    Path("docs", "how-to", "data-loader.md"): {
+        "memcpy_9.6_MB_step_0.2_ms": "9.6 MB, one copy; 0.2 ms",
+        "memcpy_9.6_MB_step_1_ms": "9.6 MB, one copy; 1 ms",
+        "memcpy_1_MB_step_10_ms": "1 MB, one copy; 10 ms",
+        "memcpy_66_KB_step_0.2_ms": "66 KB, one copy; 0.2 ms",
+        "memcpy_4.1_KB_step_0.02_ms": "4 KB, one copy; 0.02 ms",
+        "images_9.6_MB_step_0.2_ms": "64 images of 150 KB, a copy each; 0.2 ms",
+        "png_9.6_MB_step_1_ms": "64 images, decoded from PNG; 1 ms",
+    },
+    Path("docs", "how-to", "training.md"): {
+        "memcpy_9.6_MB_step_1_ms": "9.6 MB, one copy from memory; 1 ms",
+        "images_9.6_MB_step_0.2_ms": "64 images of 150 KB, a copy each; 0.2 ms",
+        "png_9.6_MB_step_1_ms": "64 images, decoded from PNG; 1 ms",
+    },
+}
 
 #: The rows that ``aiocuda bench`` shows: the row of ``h200.json``, its unit there, and the figure from that row.
 PUBLISHED_ROWS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
@@ -201,6 +221,25 @@ def concurrency_table(folder: Path) -> str:
         times = [f"{_value_or_dash(point['p50_ms'])} / {_value_or_dash(point['p99_ms'])} ms" for point in points]
         lines.append(_cells(f"latency at {load * 100:g} % of that, p50 / p99", *times))
     where = f"Measured with {_code(report)} ([`{path.name}`](../benchmarks/{path.name}))."
+    return "\n".join([*lines, "", where, ""])
+
+
+def loaders_table(folder: Path, cases: Mapping[str, str]) -> str:
+    """Return a table of batches per second: our threads and processes, the loaders of others, and the limit."""
+    path = folder / "h200-loaders.json"
+    report = _load(path)
+    rows = {row["name"]: row for row in report["rows"]}
+    others = {name: peer["label"] for row in rows.values() for name, peer in row["peers"].items() if name != "by_hand"}
+    columns = ["batches, and the time of a step", *others.values(), "threads", "processes", "limit"]
+    lines = [_cells(*columns), "|---" * len(columns) + "|"]
+    for case, title in cases.items():
+        threads, processes = (rows.get(f"loader_{executor}_{case}") for executor in ("thread", "process"))
+        if threads is None or processes is None:
+            raise ReadmeError(f"{path} has no figures of {case}, which a table of loaders shows")
+        peers = [threads["peers"].get(name, {}).get("p50") for name in others]
+        limit = max(row["baseline"]["p50"] for row in (threads, processes))
+        lines.append(_cells(title, *map(_value_or_dash, [*peers, threads["p50"], processes["p50"], limit])))
+    where = f"Measured with {_code(report)} ([`{path.name}`](../benchmarks/{path.name})), on {_machine(report)}."
     return "\n".join([*lines, "", where, ""])
 
 
@@ -357,7 +396,7 @@ def filled(page: str, table: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in after or END in before:
-        raise ReadmeError(f"README.md, docs/benchmarks.md and {CONCURRENCY} need one {BEGIN} and, below it, one {END}")
+        raise ReadmeError(f"pages with a table of figures need one {BEGIN} and, below it, one {END}")
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
@@ -367,10 +406,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder with README.md (default: this project's)")
     given = parser.parse_args(argv)
     folder: Path = given.root / "docs" / "benchmarks"
-    pages = {
+    pages: dict[Path, Callable[[Path], str]] = {
         given.root / "README.md": short_table,
         given.root / "docs" / "benchmarks.md": section,
         given.root / CONCURRENCY: concurrency_table,
+        **{given.root / page: partial(loaders_table, cases=cases) for page, cases in LOADERS.items()},
     }
     figures = given.root / PUBLISHED
     try:

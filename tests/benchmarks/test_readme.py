@@ -13,16 +13,17 @@ from tests.benchmarks.machine import ROOT
 from tests.benchmarks.rows import ROWS
 from tests.benchmarks.test_report import measured
 
-FIGURES = readme.FIGURES
+FIGURES, LOADERS = readme.FIGURES, readme.LOADERS
 
 
 def pages_of(root: Path) -> list[Path]:
-    return [root / "README.md", root / "docs" / "benchmarks.md", root / readme.CONCURRENCY]
+    return [root / page for page in (Path("README.md"), Path("docs", "benchmarks.md"), readme.CONCURRENCY, *LOADERS)]
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(readme, "FIGURES", {"await_empty_kernel": "await one"})
+    monkeypatch.setattr(readme, "LOADERS", {page: {"png_1_MB": "a megabyte"} for page in LOADERS})
     folder = tmp_path / "docs" / "benchmarks"
     rows = [
         report.row_report(
@@ -50,6 +51,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     host = {**written, "commit": "fedcba9876543210-dirty", "machine": {"gpu": None, "cpus": 2}, "rows": []}
     del host["dirty"]  # an older file
     report.write({**host, "curves": curves}, folder / "host-serving.json")
+    loaders = [
+        {
+            **report.row_report(ROWS["await_empty_kernel"], measured(rate, baseline=(limit,)), {}),
+            "name": f"loader_{executor}_png_1_MB",
+            "peers": {"by_hand": {"label": "by hand", "p50": 9.0}, "torch": {"label": "PyTorch", "p50": 1234.5}},
+        }
+        for executor, rate, limit in (("thread", 62.0, 75.0), ("process", 77.0, 100.0))
+    ]
+    report.write({**written, "rows": loaders}, folder / "h200-loaders.json")
     (folder / "local.json").write_text("not looked at")
     for page in pages_of(tmp_path):
         page.parent.mkdir(exist_ok=True)
@@ -90,8 +100,9 @@ def test_each_table_has_version_and_commit_and_says_if_the_code_differed(project
     )
     tables = {
         readme.short_table(folder): [clean],
-        readme.section(folder): [clean, changed, clean],
+        readme.section(folder): [clean, clean, changed, clean, clean],
         readme.concurrency_table(folder): [changed],
+        readme.loaders_table(folder, {"png_1_MB": "a megabyte"}): [clean],
     }
     for table, said in tables.items():
         assert re.findall(r"aiocuda [\d.]+, commit `\w+`(?: with uncommitted changes)?", table) == said
@@ -130,6 +141,15 @@ def test_readme_marks_the_rows_of_an_older_run(project: Path, monkeypatch: pytes
     assert table[2].startswith("| await one | 12 µs |")
     assert table[3].startswith("| added * | 95 µs |")
     assert table[5].endswith("; the rows with * with aiocuda 1.2.3, commit `aaaaaaaaaaaa` with uncommitted changes.")
+
+
+def test_table_of_loaders_has_ours_beside_the_others(project: Path) -> None:
+    folder = project / "docs" / "benchmarks"
+    lines = readme.loaders_table(folder, {"png_1_MB": "a megabyte"}).splitlines()
+    assert lines[0] == "| batches, and the time of a step | PyTorch | threads | processes | limit |"
+    assert lines[2] == "| a megabyte | 1 230 | 62 | 77 | 100 |"
+    with pytest.raises(readme.ReadmeError, match="has no figures of jpeg"):
+        readme.loaders_table(folder, {"jpeg": "no row"})
 
 
 def test_every_figure_of_readme_is_a_row() -> None:

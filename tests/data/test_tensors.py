@@ -302,7 +302,7 @@ async def test_a_stream_that_is_captured_gets_no_batch_and_loses_none() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("steps", [2000])
+@pytest.mark.parametrize("steps", [2000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_no_step_on_a_side_stream_reads_another_batch(steps: int) -> None:
     """Each step is queued on one of four streams behind work, and reads its batch late: checksums are compared."""
     size = 1 << 16

@@ -53,8 +53,11 @@ def draw() -> str:
 def _figures(rows: dict[str, Any], name: str) -> list[float]:
     """Return the medians of a case, in the order of `LABELS`."""
     threads, processes = rows[name.format("thread")], rows[name.format("process")]
-    peers = [threads["peers"][peer]["p50"] for peer in ("spdl", "torch", "serial")]
-    return [threads["p50"], processes["p50"], *peers]
+    spdl, *peers = [
+        max(peer["p50"] for key, peer in threads["peers"].items() if key.startswith(library))
+        for library in ("spdl", "torch", "serial")
+    ]
+    return [threads["p50"], processes["p50"], spdl, *peers]
 
 
 def _panel(page: Page, left: float, top: float, heading: str, figures: list[float]) -> None:

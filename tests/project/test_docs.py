@@ -180,6 +180,12 @@ def test_every_block_is_found() -> None:
         assert len(blocks(page)) == len(fences), page.name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_fields_without_names_come_first_on_each_page(page: Path) -> None:
+    fields = re.search(r'\bfields"?(?:=|: | = )(.)', "".join(block.shown for block in blocks(page)), re.IGNORECASE)
+    assert fields is None or fields[1] == "["
+
+
 def imported(block: Block) -> Iterator[tuple[str, str]]:
     """Yield module and name of each import from aiocuda in a block, which is compiled for that."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
@@ -248,7 +254,8 @@ def test_block_runs_and_prints_the_expected_output(
     block: Block, driver: str, programs: ForkingProcess, runs_of_pytest: ForkingProcess, tmp_path: Path
 ) -> None:
     others = ("distributed", "fastapi", "prometheus_client", "testclient")  # a GPU machine often has none of them
-    for name in [*libraries(block), *(name for name in others if name in block.code)]:
+    needed = (name for name in others if re.search(rf"(?<!torch\.){name}", block.code))
+    for name in [*libraries(block), *needed]:
         pytest.importorskip("httpx2" if name == "testclient" else name)
     for name, text in block.files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
