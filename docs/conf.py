@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 import aiocuda
@@ -124,6 +125,15 @@ var splitQuery = (query) =>
     return SearchWithNumbers
 
 
+class _Anything(types.ModuleType):
+    """A stub of a library: each attribute is a stub, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name)
+
+
 def _stub_libraries() -> None:
     """Stub libraries that are not installed: autodoc imports the integrations for their docstrings only."""
     for name in ("torch", "cupy", "numba", "numba_cuda", "cuda.core"):
@@ -132,16 +142,46 @@ def _stub_libraries() -> None:
         except ModuleNotFoundError:  # of the package that contains it
             missing = True
         if missing:
-            stub: Any = types.ModuleType(name)
+            stub: Any = _Anything(name)
             stub.__version__ = "99.0"
             stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
-            stub.__getattr__ = lambda name: types.SimpleNamespace()
             sys.modules[name] = stub
+
+
+def _bases(app: Sphinx, name: str, thing: type, options: Any, bases: list[type]) -> None:
+    """Leave private base classes out: those that no public package of the library exports."""
+
+    def is_public(base: Any) -> bool:
+        base = typing.get_origin(base) or base
+        package, name = base.__module__.partition("._")[0], getattr(base, "__name__", "")
+        return not package.startswith("aiocuda") or getattr(sys.modules[package], name, None) is base
+
+    bases[:] = [base for base in bases if is_public(base)] or [object]
+
+
+def _sidebar_of_maintainers(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Give the pages below ``maintainers.md`` a sidebar of their own. Furo's has the pages below ``index.md``."""
+    from furo.navigation import get_navigation_tree
+    from sphinx import addnodes
+    from sphinx.environment.adapters.toctree import TocTree
+
+    root = "maintainers"
+    if page != root and page not in app.env.toctree_includes.get(root, ()):
+        return
+    trees = app.env.get_doctree(root).findall(addnodes.toctree)
+    resolved = [
+        TocTree(app.env).resolve(page, app.builder, tree, prune=False, titles_only=True, includehidden=True)
+        for tree in trees
+    ]
+    html = "".join(app.builder.render_partial(tree)["fragment"] for tree in resolved if tree is not None)
+    context["furo_navigation_tree"] = get_navigation_tree(html)
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _stub_libraries()
+    app.connect("autodoc-process-bases", _bases)
+    app.connect("html-page-context", _sidebar_of_maintainers, priority=900)  # after furo's own
     app.connect("autodoc-process-signature", _signature)
     app.connect("source-read", _read)
     app.add_search_language(_search_with_numbers())
