@@ -4,9 +4,10 @@
 libraries, that one (``h200.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
 ``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, ``docs/reference/limits.md`` the limits of the
 project, and ``docs/how-to/service.md`` two servers of ``host-serving.json``.
-``python -m tests.benchmarks.readme`` writes the tables between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
-``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
-whether the code differed from that commit. ``make pictures`` draws the pictures of figures again.
+``python -m tests.benchmarks.readme`` writes the tables between the markers of these pages, and the file with the
+published figures that ``aiocuda bench`` shows; with ``--check`` it compares, and exits with 1 if a page or that file
+differs. Each table has the version, the commit, and whether the code differed from that commit. ``make pictures`` draws
+the pictures of figures again.
 """
 
 from __future__ import annotations
