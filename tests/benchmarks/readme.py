@@ -133,7 +133,7 @@ def short_table(folder: Path) -> str:
         beside = _load(older)
         rows |= {row["name"]: (row, " *") for row in beside["rows"] if row["n"]}
         measured += f"; the rows with * with {_code(beside)}"
-    lines = [_cells("", "aiocuda", *LIBRARIES, "limit"), "|---" * (len(LIBRARIES) + 3) + "|"]
+    lines = [_cells("", "aiocuda", *LIBRARIES, "driver alone"), "|---" * (len(LIBRARIES) + 3) + "|"]
     for name, title in FIGURES.items():
         if name not in rows:
             raise ReadmeError(f"{path} has no figures of {name}, which README's table shows")
