@@ -208,6 +208,18 @@ def test_the_answer_of_each_exercise_runs_in_the_program_of_its_page(page: Path)
     assert answers == ["run in the program"]
 
 
+def test_each_line_of_the_table_of_which_one_runs(programs: ForkingProcess, tmp_path: Path) -> None:
+    text = (DOCS / "how-to" / "which-one.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!you have|---)", text, re.MULTILINE)
+    lines = re.findall(r"^\| [^|]+ \| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(lines) == len(rows) >= 15
+    before, _, after = DOTS.split((AROUND / "which_one.txt").read_text(encoding="utf-8"), maxsplit=1)
+    program = before + textwrap.indent("\n".join(lines), " " * 8) + after
+    (tmp_path / "page.py").write_text(program, encoding="utf-8")
+    finished = programs.run(["page.py"], tmp_path, {"AIOCUDA_DRIVER": "host"})
+    assert (finished.status, SLOW.sub("", finished.errors)) == (0, ""), program + finished.errors
+
+
 def test_the_page_about_installation_names_this_version() -> None:
     text = (DOCS / "how-to" / "install.md").read_text(encoding="utf-8")
     assert f"for version {aiocuda.__version__}." in text
