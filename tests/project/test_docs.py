@@ -6,14 +6,14 @@ all numbers in it may differ, after ``<!-- the figures and the order vary -->`` 
 ``<!-- the figures and the end of "TEXT" vary -->`` also what follows TEXT at the start of a line. An HTML comment
 directly before a block of Python changes how it is run:
 
-===============================  ==========================================================================
-``<!-- run … -->``               lines around the block, which replaces a line of three dots in them
-``<!-- run as above -->``        the lines of the comment before it on the page
-``<!-- run in FILE -->``         lines around the block, in a file of ``tests/project/around``
-``<!-- run in the program -->``  the first program of the page, with the block above ``asyncio.run(main())``
-``<!-- pytest … -->``            as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
-``<!-- pytest of FILE.py -->``   a file of tests beside the first program of the page, which is FILE.py
-===============================  ==========================================================================
+======================================  ===================================================================
+``<!-- run … -->``                      lines around the block, which replaces a line of three dots in them
+``<!-- run as above -->``               the lines of the comment before it on the page
+``<!-- run in FILE -->``                lines around the block, in a file of ``tests/project/around``
+``<!-- run in the program -->``         the first program of the page, with the block above ``asyncio.run(main())``
+``<!-- pytest … -->``                   as ``run``, for a file of tests: pytest runs it, with the page's ``toml`` block
+``<!-- pytest of FILE, block N -->``    a file of tests beside a block of the page, which is FILE; 1 without ``N``
+======================================  ===================================================================
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def blocks(page: Path) -> list[Block]:
             around, inserted = END.subn(r"...\n\n\n\g<0>", found[0].code)
             assert inserted == 1, f"{page.name}: the first program has no last line asyncio.run(main())"
         elif around.startswith(" of "):
-            files = {around.split()[1]: found[0].shown}
+            file, _, number = around.strip().removeprefix("of ").partition(", block ")
+            files = {file: found[int(number or 1) - 1].shown}
             around = "..."
         elif around.startswith(" in "):
             around = (AROUND / around.split()[1]).read_text(encoding="utf-8")
@@ -198,6 +199,21 @@ def test_blocks_compile_and_import_names_that_exist() -> None:
         if not hasattr(importlib.import_module(module), name) and importlib.util.find_spec(f"{module}.{name}") is None
     ]
     assert missing == []
+
+
+#: How-tos that are about commands, or tables to look something up.
+WITHOUT_PROGRAM = {"command-line.md", "coming-from.md", "deploy.md", "install.md", "troubleshooting.md", "which-one.md"}
+
+
+def test_each_how_to_begins_with_a_complete_program() -> None:
+    wrong = []
+    for page in sorted((DOCS / "how-to").glob("*.md")):
+        before = page.read_text(encoding="utf-8").partition("\n## ")[0]
+        first = before.partition("```python\n")[2].partition("\n```")[0]
+        is_complete = re.search(r"^ *asyncio\.run\(main\(\)\)$|^async def test_|^app = ", first, re.MULTILINE)
+        if page.name not in WITHOUT_PROGRAM and not is_complete:
+            wrong.append(page.name)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "tutorial").glob("*.md")), ids=lambda page: page.name)
