@@ -159,6 +159,14 @@ def _bases(app: Sphinx, name: str, thing: type, options: Any, bases: list[type])
     bases[:] = [base for base in bases if is_public(base)] or [object]
 
 
+def _without_object(app: Sphinx, doctree: Any) -> None:
+    """Remove the line of the bases of a class that has no public one."""
+    from docutils import nodes
+
+    for line in [line for line in doctree.findall(nodes.paragraph) if line.astext() == "Bases: object"]:
+        line.parent.remove(line)
+
+
 def _sidebar_of_maintainers(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Give the pages below ``maintainers.md`` a sidebar of their own. Furo's has the pages below ``index.md``."""
     from furo.navigation import get_navigation_tree
@@ -181,6 +189,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _stub_libraries()
     app.connect("autodoc-process-bases", _bases)
+    app.connect("doctree-read", _without_object)
     app.connect("html-page-context", _sidebar_of_maintainers, priority=900)  # after furo's own
     app.connect("autodoc-process-signature", _signature)
     app.connect("source-read", _read)

@@ -246,8 +246,8 @@ def _table(path: Path, report: Mapping[str, Any]) -> str:
     lines = [
         f"## {SECTIONS.get(path.stem, path.stem)}",
         "",
-        f"{_machine(report)}, Python {report['versions']['python']}, {_code(report)}. Medians of one run of "
-        f"`{report['command']}` ([`{path.name}`](benchmarks/{path.name})).{sizes}",
+        f"{_machine(report)}, Python {report['versions']['python']}, {_code(report)}. Medians of one run "
+        f"([`{path.name}`](benchmarks/{path.name}), with its command).{sizes}",
         "",
         "| | aiocuda | p99 | baseline | others |",
         "|---|---|---|---|---|",
