@@ -15,7 +15,8 @@
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
 #   make docs     build the documentation into docs/_build/html
 #   make build    build wheel and sdist into dist/
-#   make wheels   build the sdist, a wheel for each Python that is found here, and the pure wheel into dist/
+#   make wheels   build the sdist, a wheel for each Python that is found here, as an index accepts it, and the pure
+#                 wheel into dist/
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #

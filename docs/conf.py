@@ -60,7 +60,7 @@ numpydoc_class_members_toctree = False
 _MADE_BY_OTHERS = {
     *("Bracket", "Device", "DeviceBuffer", "DeviceMemory", "Event", "Node", "Operation"),
     *("LeasedStream", "PinnedBuffer", "Place", "Slot", "Stream", "UnifiedBuffer"),
-    *("Batch", "SyncArray", "SyncBatch"),
+    *("Batch", "DeviceBatches", "SyncArray", "SyncBatch", "SyncBatches", "SyncDeviceBatches", "SyncEpoch"),
 }
 
 _ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union
@@ -101,8 +101,19 @@ def without_comments(text: str) -> str:
     return _FENCE_OR_COMMENT.sub(replaced, text)
 
 
+_INDEX = re.compile(r"^<!-- index: (.*)\n-->$", re.MULTILINE)
+
+
+def with_index(text: str) -> str:
+    """Return a page with index entries in place of the comments ``<!-- index: word, words``, of two lines.
+
+    The search shows a page with such an entry before all others. A reader of the source does not see it.
+    """
+    return _INDEX.sub(lambda match: "```{index} " + re.sub("(^|, )", r"\1! ", match[1]) + "\n```", text)
+
+
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
-    source[0] = without_comments(source[0])
+    source[0] = without_comments(with_index(source[0]))
 
 
 def _search_with_numbers() -> Any:
@@ -125,13 +136,13 @@ var splitQuery = (query) =>
     return SearchWithNumbers
 
 
-class _Anything(types.ModuleType):
-    """A stub of a library: each attribute is a stub, too."""
+class _Stub(types.SimpleNamespace):
+    """Something of a library that is not installed. It has all names."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Anything(name)
+        return _Stub()
 
 
 def _stub_libraries() -> None:
@@ -142,9 +153,10 @@ def _stub_libraries() -> None:
         except ModuleNotFoundError:  # of the package that contains it
             missing = True
         if missing:
-            stub: Any = _Anything(name)
+            stub: Any = types.ModuleType(name)
             stub.__version__ = "99.0"
             stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            stub.__getattr__ = lambda name: _Stub()
             sys.modules[name] = stub
 
 

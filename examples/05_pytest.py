@@ -6,7 +6,7 @@ that a test decides what has happened and what has not, and never sleeps.
 
 Run as a program, this file runs its own tests. With ``--driver cuda`` it runs those on the GPU, and a missing GPU is an
 error. Otherwise pytest finds them as it finds all others: ``pytest examples/05_pytest.py``. It needs pytest and
-pytest-asyncio: ``pip install "aiocuda[testing]"``.
+pytest-asyncio: ``pip install pytest-asyncio``.
 """
 
 from __future__ import annotations

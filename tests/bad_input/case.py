@@ -37,7 +37,7 @@ KERNEL = Kernel(
 #: devices.
 _PASSING = re.compile(
     r"0x[0-9a-f]+|Operation \d+|submitted(; coroutine: .wait\(\))?|\bdone\b|"
-    r"\d+ unfinished|\d+(,\d{3})+|\d+ live|has \d+$"
+    r"\d+ unfinished|\d+(,\d{3})+|\d+ live|has \d+, counted from 0.*"
 )
 
 

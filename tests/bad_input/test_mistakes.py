@@ -20,6 +20,7 @@ import aiocuda
 from aiocuda import (
     AsyncCoordinator,
     Device,
+    Graph,
     InvalidArgumentError,
     InvalidTypeError,
     Kernel,
@@ -319,7 +320,9 @@ async def test_other_array_libraries_still_compute_with_a_buffer(place: Place) -
     assert place.buffer + Library() == "computed"
 
 
-def mistakes_that_a_type_checker_reports(device: Device, stream: Stream, kernel: Kernel) -> None:
+def mistakes_that_a_type_checker_reports(
+    device: Device, stream: Stream, kernel: Kernel, graph: Graph, batcher: MicroBatcher[int, int]
+) -> None:
     """Never called. mypy warns of each comment that it does not need."""
     with device.stream():  # type: ignore[attr-defined]
         pass
@@ -330,7 +333,11 @@ def mistakes_that_a_type_checker_reports(device: Device, stream: Stream, kernel:
     stream.empty(4) + 1  # type: ignore[operator]
     stream.launch(kernel, 1, 1, cooperative=True)  # type: ignore[call-overload]
     Kernel("k", source="", ptx="")  # type: ignore[call-arg]
-    DataLoader(device, [], num_workers=2)  # type: ignore[call-arg]
+    DataLoader(device, [], num_workers=2)  # type: ignore[call-overload]
     device.event()  # type: ignore[attr-defined]
     stream.synchronize()[0]  # type: ignore[index]
     stream.synchronize().cancel()  # type: ignore[attr-defined]
+    graph.launch()  # type: ignore[call-arg]
+    graph()  # type: ignore[operator]
+    batcher.submit_nowait(1, 0.5)  # type: ignore[arg-type]
+    batcher.submit_nowait(1, timeout=0.5)  # type: ignore[arg-type]

@@ -192,7 +192,6 @@ def _torch_model() -> Callable[[Batch[Any]], Any]:
     torch.cuda.synchronize()
 
     async def infer(batch: Batch[Any]) -> Sequence[Any]:
-        assert batch.slot is not None
         up = torch.from_numpy(np.asarray(batch.slot.pinned("up", (MOST_IN_BATCH, WIDTH), np.float16)))
         down = torch.from_numpy(np.asarray(batch.slot.pinned("down", (MOST_IN_BATCH, WIDTH), np.float16)))
         for row, item in enumerate(batch.items):
@@ -201,7 +200,6 @@ def _torch_model() -> Callable[[Batch[Any]], Any]:
         def enqueue() -> None:
             down.copy_(network(up.to("cuda", non_blocking=True)), non_blocking=True)
 
-        assert batch.stream is not None
         await on_gpu.submit(batch.stream, enqueue)
         return [row.tobytes() for row in down.numpy()[: batch.size]]
 
@@ -212,7 +210,6 @@ def _copying_model() -> Callable[[Batch[Any]], Any]:
     """Return a function that sends a batch to the device and back."""
 
     async def infer(batch: Batch[Any]) -> Sequence[Any]:
-        assert batch.stream is not None
         x = await batch.stream.upload(np.stack([np.frombuffer(item, np.float16) for item in batch.items]))
         return [row.tobytes() for row in await batch.stream.download(x)]
 

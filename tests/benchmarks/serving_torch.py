@@ -186,8 +186,6 @@ async def torch_serving(setting: Setting) -> Measured:
     notes = [] if has_torch else ["PyTorch on a GPU is missing: the model is NumPy's"]
 
     async def infer(batch: Batch[Any]) -> list[Any]:
-        assert batch.slot is not None
-        assert batch.stream is not None
         place = places[batch.slot.number]
         await model.submit(batch.stream, place, batch.items, batch.padded)
         return model.results(place, batch.size)

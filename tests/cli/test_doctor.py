@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aiocuda._base._extras import install
 from tests.cli.programs import aiocuda, program
 from tests.driver.cuda.fake import build
 from tests.project.tree import ROOT
@@ -169,7 +170,7 @@ def test_a_missing_compiler_is_a_problem_with_cuda(sound: dict[str, str], tmp_pa
     assert "NVRTC, which compiles kernels, is not installed" in found["nvrtc"]["detail"]
     assert found["nvrtc"]["ok"] is (driver == "host")
     if driver == "cuda":
-        assert found["nvrtc"]["cure"] == 'pip install "aiocuda[nvrtc]"'
+        assert found["nvrtc"]["cure"] == install("nvrtc")
 
 
 @pytest.mark.heavy

@@ -39,7 +39,7 @@ from aiocuda.cli._doctor._settings_checks import (
     check_event_loop,
 )
 from aiocuda.cli._doctor._time_checks import check_gil, check_timers
-from aiocuda.driver.cuda._cache import ProgramCache
+from aiocuda.driver.cuda import ProgramCache
 from aiocuda.errors import InvalidArgumentError
 from tests.project.tree import ROOT
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import aiocuda as package
-from aiocuda._core._form import form
+from aiocuda._base._extras import install
+from aiocuda.lowlevel import form_of_core
 from tests.cli.programs import aiocuda, grow, program, started
 from tests.cli.test_job import CONTRACT
 from tests.helpers import PATIENCE
@@ -192,7 +193,7 @@ def test_a_missing_extra_is_named() -> None:
         finished = program(f"import sys; sys.modules[{missing!r}] = None", "demo")
         assert finished.returncode == 2
         assert finished.stderr == (
-            f'aiocuda: the command line needs {missing}, which is not installed: pip install "aiocuda[cli]"\n'
+            f"aiocuda: the command line needs {missing}, which is not installed: {install('cli')}\n"
         )
 
 
@@ -253,7 +254,7 @@ def told_by_info(*arguments: str, **more: str) -> dict[str, Any]:
 def test_info_as_json() -> None:
     told = told_by_info("--driver", "host")
     assert (told["driver"], told["hardware_queues"], told["fallback_reason"]) == ("host", 32, None)
-    assert told["core"] == form().name
+    assert told["core"] == form_of_core().name
     assert told["devices"][0]["name"] == "host 0"
     assert told["versions"]["aiocuda"] == package.__version__
     assert told["features"]["managed_memory"] is True

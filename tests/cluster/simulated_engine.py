@@ -12,9 +12,9 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from aiocuda import DeviceFault
 from aiocuda._processes._failures import Failure, failure_from
+from aiocuda.cluster import ReplicaInfo
 from aiocuda.cluster._engine import LostListener
 from aiocuda.cluster._messages import Cancel, Create, Packet, Pickler, Probe, Reply, Request, Run, Watch
-from aiocuda.cluster._served_object import ReplicaInfo
 from aiocuda.cluster._server import ReplicaServer
 from aiocuda.testing import SimulatedLoop
 

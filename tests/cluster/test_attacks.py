@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
+from aiocuda.cluster import Cluster, RemoteError, ReplicaInfo, ReplicaLostError, open_cluster
 from aiocuda.cluster._local_engine import ReplicaProcess
-from aiocuda.cluster._served_object import ReplicaInfo
 from tests.cluster.processes import psutil
 from tests.helpers import PATIENCE, quickly, turns, until
 

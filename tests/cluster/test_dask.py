@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from aiocuda import CleanupWarning, ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from aiocuda._base._extras import install
 from aiocuda.cluster import RemoteError, ReplicaHandle, ReplicaLostError, open_cluster
 from aiocuda.cluster._messages import Create, Packet, Request, Run, pack
 from tests.cluster.dask_things import Service
@@ -192,7 +193,7 @@ def test_without_distributed_the_error_names_the_extra() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
-    assert ended.stderr.rstrip().endswith('pip install "aiocuda[cluster]"')
+    assert ended.stderr.rstrip().endswith(install("cluster"))
 
 
 # -- calls -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiocuda.cluster import ReplicaInfo
 from aiocuda.cluster._messages import ANY_EPOCH, Body, Create, Destroy, Leave, Packet, Reply, Request, Run
-from aiocuda.cluster._served_object import ReplicaInfo
 from aiocuda.cluster._server import ReplicaServer
 from aiocuda.errors import ClosedError
 from tests.cluster.simulated_engine import InlineLoop

@@ -37,9 +37,8 @@ async def test_results_have_the_order_of_the_arguments(stream: Stream, other: St
     buffers = [await stream.upload(np.full(4, value, np.float32)) for value in range(5)]
     downloads = [(stream if value % 2 else other).download(buffers[value]) for value in (3, 1, 4, 0, 2)]
     event = other.record()
-    *results, nothing = await aiocuda.gather(*downloads, event)
-    assert [int(result[0]) for result in results] == [3, 1, 4, 0, 2]
-    assert nothing is None
+    results = await aiocuda.gather(*downloads, event)
+    assert [None if result is None else int(result[0]) for result in results] == [3, 1, 4, 0, 2, None]
 
 
 async def test_gather_of_nothing() -> None:

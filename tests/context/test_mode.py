@@ -12,8 +12,8 @@ import pytest
 
 import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
-from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
+from aiocuda.lowlevel import resources_of
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value
 from tests.helpers import TRAP, Latch, Peer, open_peer, quickly, until

@@ -83,8 +83,8 @@ BUGS = [
         "streams-left-open",
         "The streams of other devices are not closed with the coordinator.",
         "_coordinator_streams.py",
-        "        return [*((self._resources, stream) for stream in self.all()), *lanes]\n",
-        "        return [*((self._resources, stream) for stream in self.all()), *lanes[:0]]\n",
+        "        return found + [(resources, stream) for (resources, _, _), stream in self._lanes.items()]\n",
+        "        return found\n",
     ),
     Bug(
         "parts-forgotten",

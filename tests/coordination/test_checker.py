@@ -332,7 +332,7 @@ def test_invalid_value_of_the_environment_variable_is_refused(monkeypatch: pytes
 
 
 def test_accesses_of_a_slice_replace_covered_accesses() -> None:
-    from aiocuda.memory._accesses import Accesses
+    from aiocuda.lowlevel import Accesses
 
     chance = random.Random(7)
     for _ in range(300):

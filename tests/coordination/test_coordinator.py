@@ -26,7 +26,7 @@ from aiocuda import (
     Stream,
     WrongLoopError,
 )
-from aiocuda.device._resources import resources_of
+from aiocuda.lowlevel import resources_of
 from tests.coordination.graphs import BLEND, BUMP, ITEMS
 from tests.helpers import SPIN, Latch, in_thread, quickly, until
 

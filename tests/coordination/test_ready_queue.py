@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from aiocuda.coordination._node import PRIORITIES
-from aiocuda.coordination._ready_queue import RISES_AFTER, ReadyQueue
+from aiocuda.coordination import PRIORITIES, ReadyQueue
+from aiocuda.coordination._ready_queue import RISES_AFTER
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 

@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(builder.can_compile() is not None, reason=st
 
 def test_all_modules_of_the_core_are_sources() -> None:
     """A new module must be listed, or the extension would lack it, and its edits would not be noticed."""
-    apart = {"__init__", "_calls", "_extra", "_form", "_hatch_hook", "_obstacles", "_sources", "_state", "build"}
+    apart = {"__init__", "_calls", "_form", "_hatch_hook", "_sources", "_state", "build"}
     assert {path.stem for path in FOLDER.glob("*.py")} - {"_compiled"} == {*MODULES, *apart}
 
 
@@ -33,7 +33,7 @@ def test_joined_source_is_python_and_has_all_names() -> None:
     text = builder.joined()
     compile(text, "joined", "exec")
     assert "TYPE_CHECKING:" not in text
-    assert not re.search(r"^from \._(?!extra|state|obstacles)", text, re.MULTILINE)
+    assert not re.search(r"^from \._(?!state)", text, re.MULTILINE)
     defined = set(re.findall(r"^(?:class|def) (\w+)|^(\w+) = ", text, re.MULTILINE))
     found = {name for pair in defined for name in pair}
     constants = {name for name in names_of_the_core if name.isupper()} - {"INSTANT", "INTERNAL"}
@@ -44,13 +44,13 @@ def test_joined_source_is_python_and_has_all_names() -> None:
 @pytest.mark.parametrize(
     ("module", "added", "problem"),
     [
-        ("_watch", "def _refresh(): return 2", None),
-        ("_watch", "REPEATED = 3", None),  # as in `_ring`
-        ("_watch", "REPEATED = 4", "_ring.py bind REPEATED to different"),
-        ("_watch", "def new_operation(): return 2", "_ring.py bind new_operation to different"),
-        ("_watch", "from ctypes import Array as Estimate", "_estimate.py and _watch.py bind Estimate to different"),
-        ("_watch", "try:\n    gather = 1\nfinally:\n    pass", "_gather.py bind gather to different"),
-        ("_turn", "if TYPE_CHECKING:\n    SLOW = 8\nelse:\n    SLOW = 8", "_turn.py has a module-level else in line"),
+        ("_estimate", "def _refresh(): return 2", None),
+        ("_estimate", "REPEATED = 3", None),  # as in `_ring`
+        ("_estimate", "REPEATED = 4", "_ring.py bind REPEATED to different"),
+        ("_estimate", "def new_operation(): return 2", "_ring.py bind new_operation to different"),
+        ("_hot", "from ctypes import Array as Estimate", "_hot.py and _estimate.py bind Estimate to different"),
+        ("_estimate", "try:\n    gather = 1\nfinally:\n    pass", "_gather.py bind gather to different"),
+        ("_hot", "if TYPE_CHECKING:\n    SLOW = 8\nelse:\n    SLOW = 8", "_hot.py has a module-level else in line"),
     ],
 )
 def test_modules_that_would_differ_when_joined_are_refused(
@@ -95,7 +95,6 @@ def test_hash_is_the_same_for_each_python() -> None:
     names = [
         *(f"{module}.py" for module in MODULES),
         "_state.py",
-        "_obstacles.py",
         "_compiled.pxd",
         "_calls.h",
         "build.py",

@@ -86,7 +86,7 @@ def test_edited_source_is_not_hidden_by_a_stale_extension(copy: Path) -> None:
     sources = hash_of_sources()
     assert sources is not None
     pretend_to_compile(copy, sources)
-    with (copy / "aiocuda/_core/_lease.py").open("a", encoding="utf-8") as file:
+    with (copy / "aiocuda/_core/_hot.py").open("a", encoding="utf-8") as file:
         file.write("\nEDITED = True\n")
     assert chosen(copy) == ("python", "the compiled core is older than its source")
     told = run("import aiocuda; aiocuda.Operation", copy, AIOCUDA_CORE="compiled")

@@ -314,6 +314,16 @@ def test_reasons(
     assert ("with 5 samples" in few.why) == (advice.workers > 5)
 
 
+def test_time_for_the_start_of_processes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    measured = {"decode_seconds": 1.9, "decode_cpu_seconds": 0.95, "process_cpu_seconds": 1.0}
+    threads = advise(stats(workers=2, gil_share=0.95, **measured), 8, 3, 800)
+    assert "imported once more, and statistics().start_seconds is that time" in threads.why
+    processes = advise(stats(workers=2, executor="process", start_seconds=1.234, **measured), 8, 3, 800)
+    assert "the processes were ready 1.2 s after the loader had begun to open" in processes.why
+    assert "start_seconds" not in advise(stats(workers=2, gil_share=0.1, **measured), 8, 3, 800).why
+
+
 def test_no_time_at_all_is_no_error() -> None:
     made = dataclasses.replace(NOTHING, batches=1)
     assert advise(made, 8, 3, 8).period_ms == 0

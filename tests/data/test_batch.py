@@ -12,8 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, InvalidTypeError
-from aiocuda.data import Batch, DataLoader, SyncBatch, sync_loader, to_device
-from aiocuda.data._sync_batch import SyncArray
+from aiocuda.data import Batch, DataLoader, SyncArray, SyncBatch, sync_loader, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.samples import FIELDS, write
 

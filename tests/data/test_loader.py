@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import inspect
 import io
 import json
 import threading
@@ -28,10 +29,11 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.data import Batch, DataLoader, Shuffle, _upload
+from aiocuda.data._typed import LoaderKeywords
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.memory._pinned import pinned_block_of
+from aiocuda.lowlevel import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
 from tests.helpers import LATCH, PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
 
@@ -209,7 +211,8 @@ async def test_collate_makes_the_arrays_of_a_batch(device: Device) -> None:
     ("source", "error", "match"),
     [
         ([np.zeros(2), np.zeros(3)], ValueError, r"part 0 has shape \(3,\) in one sample and \(2,\)"),
-        ([{"a": 1}, {"b": 1}], ValueError, "different parts"),
+        ([{"a": 1}, {"b": 1}], ValueError, r"different keys: \['b'\] in sample 1, and \['a'\] in sample 0"),
+        ([(1,), (1, 2)], ValueError, r"different keys: \[0, 1\] in sample 1, and \[0\] in sample 0"),
         (["text", "more"], InvalidTypeError, "part 0 of a sample is no array of numbers but str"),
         ([None, None], InvalidTypeError, "a decoded sample is None"),
     ],
@@ -219,6 +222,11 @@ async def test_samples_that_make_no_batch(device: Device, source: Any, error: ty
         with pytest.raises(error, match=match) as caught:
             await anext(aiter(loader))
         assert "in batch 0, when its samples were collated" in caught.value.__notes__
+
+
+async def test_type_checkers_know_every_keyword() -> None:
+    parameters = list(inspect.signature(DataLoader.__init__).parameters)
+    assert parameters == ["self", "device", "source", *LoaderKeywords.__annotations__, "output"]
 
 
 async def test_samples_without_decode_are_copied_into_the_fields(device: Device) -> None:

@@ -31,8 +31,8 @@ from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError
 from aiocuda.data._fields import Layout
 from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
 from aiocuda.device import _loop_state
-from aiocuda.device._resources import resources_of
 from aiocuda.errors import DriverError
+from aiocuda.lowlevel import resources_of
 from tests.data.samples import (
     FIELDS,
     Adds,
@@ -128,11 +128,11 @@ async def test_every_process_works_on_one_batch(device: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_processes_do_not_import_the_library(device: Device) -> None:
-    """Its package, and the modules of the decoder, which need only NumPy."""
+    """Its package, the module of the fork server, and those of the decoder, which need only NumPy."""
     async with loader(device, range(2), has_library, workers=1) as each:
         async for batch in each:
             assert not (await batch.stream.download(batch["x"])).any()
-            assert (await batch.stream.download(batch["y"])).max() <= 10
+            assert (await batch.stream.download(batch["y"])).max() <= 11
 
 
 # -- a source that changes between epochs ----------------------------------------------------------------------------
@@ -622,6 +622,31 @@ async def test_a_process_that_exceeds_the_timeout_is_killed(device: Device) -> N
         with pytest.raises(TimeoutError, match=r"more than the timeout of 0\.5 s") as caught:
             await everything(each)
         assert "at sample 3 of the loader's source" in caught.value.__notes__
+
+
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_fork_server_that_is_killed_is_replaced(device: Device) -> None:
+    """Its processes go on, and those that take their places are forked by another server."""
+    async with loader(device, range(60), write, batch_size=2, restarts=2) as each:
+        before = each.worker_pids
+        seen: list[int] = []
+        async for batch in each:
+            seen += batch.indices
+            if batch.number == 2:
+                os.kill(parent_of(before[0]), signal.SIGKILL)
+            elif batch.number == 6:
+                os.kill(before[0], signal.SIGKILL)
+        assert seen == list(range(60))
+        await until(lambda: before[0] not in each.worker_pids)
+        assert each.statistics().restarts == 1
+        pids = each.worker_pids
+        assert before[1] in pids
+    await until(lambda: not any(map(runs, pids)))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # -- shared memory ---------------------------------------------------------------------------------------------------

@@ -136,6 +136,49 @@ async def test_samples_that_make_no_batch(device: Device) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("first", "other", "match"),
+    [
+        ({"m": {"x": 1}}, {"m": {"x": 1, "y": 2}}, r"keys of part 'm': \['x', 'y'\] in sample 2, and \['x'\] in"),
+        ({"m": {"x": 1, "y": 2}}, {"m": {"x": 1}}, r"keys of part 'm': \['x'\] in sample 2"),
+        ({"m": {"x": {}}}, {"m": {"x": {"y": 1}}}, r"keys of part \('m', 'x'\): \['y'\] in sample 2, and \[\] in"),
+        ({"m": ["a", 1]}, {"m": ["a", 1, 2]}, r"keys of part 'm': 3 items in sample 2, and 2 items in sample 0"),
+        ({"m": {"x": 1}}, {"m": 1}, r"keys of part 'm': int in sample 2, and \['x'\] in sample 0"),
+        ({"m": 1}, {}, r"different keys: \[\] in sample 2, and \['m'\] in sample 0"),
+    ],
+)
+async def test_samples_of_different_form_make_no_batch(device: Device, first: Any, other: Any, match: str) -> None:
+    async with DataLoader(device, [first, first, other], batch_size=3, output="torch") as loader:
+        with pytest.raises(InvalidArgumentError, match=match) as caught:
+            await anext(aiter(loader))
+        assert caught.value.__dict__["index"] == 2
+
+
+@pytest.mark.asyncio
+async def test_keys_may_look_like_paths(device: Device) -> None:
+    def sample(number: int) -> Any:
+        return {
+            ("a", 0): number,
+            "a": [number + 10, {"deep": number + 20, ("deep", 1): number + 30}, "text"],
+            ("a", 1, "deep"): number + 40,
+            "b": {0: number + 50, (0, 1): [torch.tensor(number + 60), "text"], 1: number + 70},
+        }
+
+    def check(batch: Any) -> None:
+        number = batch["a", 0].item()
+        first, second, _ = batch["a"]
+        found = [first, second["deep"], second["deep", 1], batch["a", 1, "deep"], batch["b"][0], batch["b"][0, 1][0]]
+        assert [int(each) - number for each in [*found, batch["b"][1]]] == [10, 20, 30, 40, 50, 60, 70]
+
+    async with DataLoader(device, range(2), decode=sample, output="torch") as loader:
+        async for batch in loader:
+            check(batch)
+    source = [{key: value if type(value) is not int else torch.tensor(value) for key, value in sample(7).items()}]
+    async with to_device(source, device, output="torch") as batches:
+        check(await anext(batches))
+
+
+@pytest.mark.asyncio
 async def test_collate_returns_what_is_delivered(device: Device) -> None:
     def collate(samples: list[Any]) -> Any:
         return {"x": torch.tensor(samples), "names": [str(sample) for sample in samples]}
@@ -232,7 +275,8 @@ async def test_tensors_are_those_of_the_consumers_mode(device: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_other_outputs_are_refused(device: Device) -> None:
-    for make in (lambda: DataLoader(device, range(2), output="jax"), lambda: to_device([1], device, output="jax")):  # type: ignore[arg-type]
+    output: Any = "jax"
+    for make in (lambda: DataLoader(device, range(2), output=output), lambda: to_device([1], device, output=output)):
         with pytest.raises(InvalidArgumentError, match="output is 'torch', or None for a Batch, not 'jax'"):
             make()
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, Operation, Stream, UnsupportedError
-from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.lowlevel import queue_of
 from tests.helpers import quickly
 from tests.integrations.libraries import library, requires
 from tests.project.tree import ROOT
@@ -44,7 +44,7 @@ async def stream(device: Device) -> AsyncIterator[Stream]:
 
 
 def handle_of(stream: Stream) -> int:
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     return queue.driver.stream_handle(queue.handle)
 
 

@@ -17,9 +17,8 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
-from aiocuda.completion._stream_queue import stream_queue
-from aiocuda.device.streams._steps import end_step, flushed
 from aiocuda.integrations._per_step import per_step
+from aiocuda.lowlevel import end_step, flushed, queue_of
 from tests.helpers import Latch, quickly, until
 from tests.integrations.interleavings import DEFAULT, Entered, MistakeError, Thread, run
 
@@ -272,7 +271,7 @@ async def test_an_error_that_was_handled_is_not_held_during_the_next_await() -> 
 
 @pytest.mark.asyncio
 async def test_step_begins_when_nothing_of_the_stream_is_on_the_host(device: Device, stream: Stream) -> None:
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     seen: list[bool] = []
 
     @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
@@ -298,7 +297,7 @@ async def test_step_begins_when_nothing_of_the_stream_is_on_the_host(device: Dev
 @pytest.mark.asyncio
 async def test_cancellation_arrives_when_the_step_begins(device: Device, stream: Stream) -> None:
     """The coroutine may enqueue work as it is cancelled: that must not overtake the work on the host."""
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     seen: list[bool] = []
     begun = asyncio.Event()
 
@@ -330,7 +329,7 @@ async def test_cancellation_arrives_when_the_step_begins(device: Device, stream:
 
 @pytest.mark.asyncio
 async def test_close_does_not_wait(device: Device, stream: Stream) -> None:
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     thread = Thread()
     closed: list[str] = []
 
@@ -351,7 +350,7 @@ async def test_close_does_not_wait(device: Device, stream: Stream) -> None:
 @pytest.mark.asyncio
 async def test_coroutine_goes_on_while_other_tasks_keep_the_stream_busy(device: Device, stream: Stream) -> None:
     """Its turn comes in the order of the host queue, also if that never becomes empty."""
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     steps: list[int] = []
 
     @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
@@ -371,7 +370,7 @@ async def test_coroutine_goes_on_while_other_tasks_keep_the_stream_busy(device: 
 @pytest.mark.asyncio
 async def test_steps_add_one_marker(device: Device, stream: Stream, latch: Latch) -> None:
     """`end_step` marks the end of the stream, so that its close waits for work that no operation represents."""
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     held = latch.hold(stream)
     await quickly(latch.held())
     before = len(queue.pending)

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidArgumentError, InvalidTypeError, Operation, Stream, UnsupportedError
-from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.lowlevel import queue_of
 from tests.helpers import Latch, quickly, until
 from tests.integrations.libraries import library, requires
 
@@ -308,7 +308,7 @@ async def test_closed_stream_is_refused(device: Device) -> None:
 
 
 def stream_handle(stream: Stream) -> int:
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     return queue.driver.stream_handle(queue.handle)
 
 

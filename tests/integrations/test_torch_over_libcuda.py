@@ -14,7 +14,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, Stream
-from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.lowlevel import queue_of
 from tests.core.test_over_libcuda import NOT_READY, fake, library, opened
 from tests.driver.cuda.fake import Fake
 from tests.helpers import quickly
@@ -49,7 +49,7 @@ async def stream(fake: Fake) -> AsyncIterator[Stream]:
 
 
 def handle_of(stream: Stream) -> int:
-    queue = stream_queue(stream)
+    queue = queue_of(stream)
     return queue.driver.stream_handle(queue.handle)
 
 

@@ -11,8 +11,8 @@ BUGS = [
         "second_returns",
         "A second `aclose` returns while the first one still runs.",
         "_scope.py",
-        "            await asyncio.wait({end})  # if",
-        "            pass  # if",
+        "                await asyncio.wait({end.task})  # if",
+        "                pass  # if",
     ),
     Bug(
         "children_open",
@@ -25,26 +25,26 @@ BUGS = [
     Bug(
         "release_lost",
         "A cancelled `aclose` gives nothing back.",
-        "_scope.py",
-        "        try:\n            if self._drain_seconds is None:\n",
-        "        if cancelled:\n            raise cancelled[0]\n"
-        "        try:\n            if self._drain_seconds is None:\n",
+        "_end.py",
+        "            await owner._release(outcome)\n",
+        "            if not scope.left:\n                await owner._release(outcome)\n",
     ),
     Bug(
         "impatient",
         "A second cancellation ends the wait for the accepted work.",
-        "_scope.py",
-        "                cancelled.append(error)\n                self._begin_leaving(owner)\n",
-        "                cancelled.append(error)\n                self._begin_leaving(owner)\n"
-        "                if len(cancelled) > 1:\n                    break\n",
+        "_end.py",
+        "                    cancelled = caught\n",
+        "                    if cancelled is not None and self._limit is not None:\n"
+        "                        self._limit.reschedule(0.0)\n"
+        "                    cancelled = caught\n",
         "tests/lives/test_scope.py",
     ),
     Bug(
         "hurry_unheard",
         "If a task leaves an object that another task closes, that one goes on to wait without a limit.",
-        "_scope.py",
-        "            self._hurry.set_result(None)\n",
-        "            pass\n",
+        "_end.py",
+        "                self._limit.reschedule(until)\n",
+        "                pass\n",
         "tests/lives/test_scope.py",
     ),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import Device, Pipeline, Slot, Stage, StaleHandleError, Stream
+from aiocuda import Device, InvalidArgumentError, Pipeline, Slot, Stage, StaleHandleError, Stream
 from aiocuda.serving import Batch, MicroBatcher
 from tests.helpers import Latch, quickly
 
@@ -46,8 +46,6 @@ async def test_slot_and_stream_of_a_batch_that_has_ended_are_refused(device: Dev
     kept: list[tuple[Slot, Stream]] = []
 
     async def infer(batch: Batch[int]) -> list[int]:
-        assert batch.slot is not None
-        assert batch.stream is not None
         assert batch.slot.buffer("x", SIZE).device is device
         batches.append(batch)
         kept.append((batch.slot, batch.stream))
@@ -70,13 +68,19 @@ async def test_slot_and_stream_of_a_batch_that_has_ended_are_refused(device: Dev
         assert [batch.items for batch in batches] == [[0], [1], [2]]
 
 
+def check_that_a_device_is_missing(batch: Batch[int]) -> None:
+    for name in ("slot", "stream"):
+        with pytest.raises(InvalidArgumentError, match=rf"batch\.{name} needs a device.*: pass device="):
+            getattr(batch, name)
+
+
 async def test_batch_without_a_device_has_no_slot_at_any_time() -> None:
-    async def infer(batch: Batch[int]) -> list[Any]:
+    async def infer(batch: Batch[int]) -> list[Batch[int]]:
+        check_that_a_device_is_missing(batch)
         return [batch]
 
     async with MicroBatcher(infer, max_batch_size=1) as batcher:
-        batch: Any = await quickly(batcher.submit(1))
-        assert (batch.slot, batch.stream) == (None, None)
+        check_that_a_device_is_missing(await quickly(batcher.submit(1)))
 
 
 @pytest.mark.parametrize("keeps", ["batch", "slot"])
@@ -99,8 +103,6 @@ async def test_task_that_outlives_its_batch_reaches_no_rows_of_others(device: De
             refused.append(error)
 
     async def infer(batch: Batch[float]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         rows = batch.slot.pinned("rows", SIZE)
         rows[:] = number = batch.items[0]
         if number < 50:
@@ -204,7 +206,6 @@ async def test_kept_array_of_a_slot_is_not_that_of_the_next_one(device: Device) 
     arrays: list[Any] = []
 
     async def infer(batch: Batch[int]) -> list[int]:
-        assert batch.slot is not None
         arrays.append(batch.slot.pinned("x", SIZE, np.int64))
         arrays[-1][:] = batch.items[0]
         return batch.items

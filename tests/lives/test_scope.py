@@ -14,9 +14,10 @@ import anyio
 import pytest
 
 from aiocuda import BusyError, ClosedError, NoEventLoopError, WrongLoopError
-from aiocuda._base._owner import Owner
-from aiocuda._base._scope import Outcome, Scope
+from aiocuda._base._owner import Outcome, Owner
+from aiocuda._base._scope import Scope
 from aiocuda._base._shutdown import must_end_now
+from aiocuda.device._device_scope import DeviceScope
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import quickly, turns
 
@@ -27,6 +28,8 @@ DEADLINE = 5.0
 class Thing(Owner):
     """An owner that notes what its scope calls. Its work ends when ``gate`` is set."""
 
+    kind = Scope
+
     def __init__(self, name: str = "thing", *, seconds: float | None = None, log: list[str] | None = None) -> None:
         self.name = name
         self.log: list[str] = [] if log is None else log
@@ -34,7 +37,7 @@ class Thing(Owner):
         self.failures: dict[str, BaseException] = {}
         self.unfinished: int | None = None
         drain_seconds: Callable[[], float] | None = None if seconds is None else lambda: seconds
-        self.scope = Scope("this thing", "make one here", "make another one", drain_seconds=drain_seconds)
+        self.scope = self.kind("this thing", "make one here", "make another one", drain_seconds=drain_seconds)
         self.scope.bind()
 
     def _note(self, what: str) -> None:
@@ -69,6 +72,12 @@ class Thing(Owner):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *exc: object) -> None:
         await self.scope.exit(self, kind, error)
+
+
+class SharedThing(Thing):
+    """An owner that any loop may end, as a device."""
+
+    kind = DeviceScope
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -155,6 +164,62 @@ async def test_a_limit_of_the_call_ends_its_wait() -> None:
     await thing.scope.aclose(thing, 1.0)
     assert thing.log == ["refuse", "drain", "drain cancelled", "release late"]
     assert now() - began == pytest.approx(1.0, abs=0.01)
+
+
+# -- the table of states ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["open", "entered", "refusing", "closing", "leaving", "closed", "left"])
+@pytest.mark.parametrize("call", ["check", "enter", "entering", "aclose", "leave"])
+def test_each_state_answers_each_call(state: str, call: str) -> None:
+    accepts, runs = state in ("open", "entered"), state in ("closing", "leaving")
+
+    async def main() -> None:
+        thing = Thing(seconds=DEADLINE)
+        scope = thing.scope
+        first: asyncio.Future[None] | None = None
+        if state == "entered":
+            with scope.entering():
+                pass
+        elif state == "refusing":
+            scope.refuse(thing)
+        elif state != "open":
+            first = asyncio.ensure_future(scope.leave(thing) if state in ("leaving", "left") else scope.aclose(thing))
+            await turns(3)
+            if not runs:
+                thing.gate.set()
+                await quickly(first)
+        before = list(thing.log)
+        is_left, is_closed = state in ("leaving", "left"), state in ("closed", "left")
+        assert (scope.entered, scope.closing) == (state != "open", not accepts)
+        assert (scope.left, scope.closed) == (is_left, is_closed)
+        if call in ("aclose", "leave"):
+            thing.gate.clear()
+            end = asyncio.ensure_future(getattr(scope, call)(thing))
+            await turns(5)
+            assert end.done() == scope.closed
+            thing.gate.set()
+            await quickly(end)
+            assert first is None or first.done()
+            assert scope.closed
+            assert scope.left == (is_left or (call == "leave" and not is_closed))
+            assert thing.log.count("release done") == 1
+        else:
+            error: type[Exception] | None = None if accepts else ClosedError
+            if call == "entering" and state == "entered":
+                error = BusyError
+            with contextlib.ExitStack() as stack:
+                if error is not None:
+                    stack.enter_context(pytest.raises(error, match="make another one"))
+                if call == "entering":
+                    stack.enter_context(scope.entering())
+                else:
+                    getattr(scope, call)()
+            assert thing.log == before
+            thing.gate.set()
+            await quickly(scope.aclose(thing))
+
+    run(main)
 
 
 # -- cancellation ----------------------------------------------------------------------------------------------------
@@ -301,6 +366,26 @@ async def test_a_function_of_the_object_cannot_close_it() -> None:
     await quickly(end)
 
 
+@pytest.mark.parametrize("seconds", [None, DEADLINE])
+def test_an_end_goes_on_if_its_first_call_is_dropped(seconds: float | None) -> None:
+    """As that of an asynchronous generator that the loop does not end any more."""
+
+    async def main() -> None:
+        thing = Thing(seconds=seconds)
+        call = thing.scope.aclose(thing)
+        call.send(None)
+        call.close()
+        await turns(2)
+        second = asyncio.ensure_future(thing.scope.aclose(thing))
+        await turns(2)
+        assert not second.done()
+        thing.gate.set()
+        await quickly(second)
+        assert thing.log == ["refuse", "drain", "drained", "release done"]
+
+    run(main)
+
+
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -399,12 +484,23 @@ def test_a_withdrawal_that_fails_does_not_stop_the_end(end: str) -> None:
 
 
 @in_virtual_time
+async def test_a_withdrawal_that_fails_does_not_stop_an_end_without_a_deadline() -> None:
+    thing = Thing()
+    thing.failures["withdraw"] = ValueError("lost")
+    with pytest.raises(ValueError, match="lost"):
+        await thing.scope.leave(thing)
+    assert thing.log == ["refuse", "withdraw", "release left"]
+    assert thing.scope.closed
+
+
+@in_virtual_time
 async def test_a_drain_that_the_program_cancels_has_failed_and_the_task_keeps_its_time() -> None:
     thing = Thing(seconds=DEADLINE)
     end = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(3)
-    assert thing.scope._drain is not None
-    thing.scope._drain.cancel()  # as a source does that cancels the task that awaits it
+    assert thing.scope._end is not None
+    assert thing.scope._end.task is not None
+    thing.scope._end.task.cancel()  # as a source does that cancels the task that awaits it
     with pytest.raises(asyncio.CancelledError):
         await quickly(end)
     assert thing.log[-1] == "release failed"
@@ -552,6 +648,20 @@ async def test_another_loop_changes_nothing() -> None:
     await quickly(thing.scope.aclose(thing))
 
 
+@pytest.mark.asyncio
+async def test_an_end_belongs_to_the_loop_that_has_begun_it() -> None:
+    thing = Thing(seconds=DEADLINE)
+    thing.scope.unbind()
+    first = asyncio.ensure_future(thing.scope.aclose(thing))
+    await turns(3)
+    with pytest.raises(WrongLoopError, match="this thing belongs to another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(thing.scope.leave(thing)))
+    assert thing.log == ["refuse", "drain"]
+    thing.gate.set()
+    await quickly(first)
+    await asyncio.to_thread(lambda: asyncio.run(thing.scope.aclose(thing)))  # it has nothing that belongs to a loop
+
+
 def test_without_a_loop_there_is_an_error() -> None:
     things: list[Thing] = []
 
@@ -585,8 +695,8 @@ def test_after_its_loop_was_closed_it_is_abandoned() -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_object_without_a_loop_ends_once_for_all_loops() -> None:
-    thing = Thing(seconds=DEADLINE)
+async def test_a_device_ends_once_for_all_loops() -> None:
+    thing = SharedThing(seconds=DEADLINE)
     thing.scope.unbind()
     first = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(2)
@@ -616,7 +726,7 @@ def test_an_end_whose_loop_has_stopped_is_taken_over(way: str) -> None:
     things: list[Thing] = []
 
     async def first() -> None:
-        thing = Thing(seconds=DEADLINE)
+        thing = SharedThing(seconds=DEADLINE)
         thing.scope.unbind()
         things.extend((thing, asyncio.ensure_future(thing.scope.aclose(thing))))  # type: ignore[arg-type]
         await turns(3)
@@ -645,7 +755,7 @@ def test_an_end_whose_loop_has_stopped_is_taken_over(way: str) -> None:
 
 @pytest.mark.asyncio
 async def test_a_block_that_is_left_in_another_loop_hurries_the_end() -> None:
-    thing = Thing(seconds=0.05)
+    thing = SharedThing(seconds=0.05)
     thing.scope.unbind()
     first = asyncio.ensure_future(thing.scope.aclose(thing))
     await turns(3)
@@ -708,3 +818,17 @@ def test_loop_that_ends_gives_the_drain_no_more_time(with_child: bool) -> None:
     assert loop.time() - began < 1.0
     assert things[0].scope.closed
     assert "release interrupted" in " ".join(things[0].log)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_loop_that_ends_before_the_first_step_of_an_end(left: bool) -> None:
+    things: list[Thing] = []
+
+    async def main() -> None:
+        thing = Thing(seconds=1000.0)
+        things.append(thing)
+        asyncio.ensure_future(thing.scope.leave(thing) if left else thing.scope.aclose(thing))  # noqa: RUF006
+
+    run(main)
+    assert things[0].scope.closed
+    assert things[0].log == ["refuse", "withdraw", "release interrupted"]

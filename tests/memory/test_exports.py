@@ -388,7 +388,7 @@ async def test_release_while_the_device_closes_does_no_harm(rig: Rig) -> None:
     returned: Any = Returned()
     exports.returned.append(returned)  # in its place another thread takes its turn
     assert len(exports.addresses()) == 1
-    exports.returned.popleft()
+    exports.returned.pop(0)
 
 
 async def test_destroyed_stream_keeps_the_memory_and_is_reported_once(rig: Rig) -> None:

@@ -347,7 +347,9 @@ async def test_small_upload_on_a_failed_stream_is_skipped_and_returns_its_stagin
         stream = device.stream()
         buffer = await stream.upload(noise(100))
         staging = resources_of(device).loop_states.here().staging
-        await until(lambda: staging.small, "the slab")
+        await until(lambda: staging.slab.locked, "the slab")
+        await stream.upload(noise(100))
+        await until(lambda: staging.small, "its small buffer")
         free = len(staging.small)
         peer.refuse("fill")
         failed, skipped = stream.fill(buffer, 1), stream.upload(noise(100))

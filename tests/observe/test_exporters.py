@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiocuda.observe
+from aiocuda._base._extras import install
 
 EXPORTERS = {
     "NvtxInstrument": ("nvtx", "nvtx"),
@@ -57,7 +58,7 @@ print(json.dumps(errors))
 """
     )
     assert found == {
-        name: [f"{name} needs the package {distribution}: pip install 'aiocuda[observe]'", package]
+        name: [f"{name} needs the package {distribution}: {install('observe', distribution)}", package]
         for name, (package, distribution) in EXPORTERS.items()
     }
 

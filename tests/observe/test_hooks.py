@@ -15,9 +15,9 @@ import pytest
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, InvalidTypeError, Kernel, Operation, Stream
-from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.errors import DrainTimeoutWarning
+from aiocuda.lowlevel import resources_of
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick
 from tests.helpers import Latch, Reports, block_until, in_thread, open_peer, quickly, turns, until
 

@@ -10,9 +10,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, Operation, Stream
-from aiocuda.completion._stream_queue import stream_queue
-from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
+from aiocuda.lowlevel import queue_of, resources_of
 from aiocuda.observe import Timeline
 from tests.helpers import Latch, Reports, block_until, in_thread, quickly
 from tests.simulation.program import Program
@@ -122,7 +121,7 @@ async def test_an_operation_that_ends_in_its_own_hook() -> None:
         class Fills:
             def on_submit(self, operation: Operation[Any]) -> None:
                 if operation.kind == "fill":
-                    block_until(lambda: stream_queue(stream).poll() or "fill" in resolved)
+                    block_until(lambda: queue_of(stream).poll() or "fill" in resolved)
                     inside.append(True)
 
             def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:

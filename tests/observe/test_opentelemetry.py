@@ -376,7 +376,6 @@ async def test_coordinated_operations_are_below_the_request_that_registered_them
 
 
 async def double(batch: Batch[int]) -> list[int]:
-    assert batch.stream is not None
     await batch.stream.upload(np.asarray(batch.items))
     return [2 * item for item in batch.items]
 
@@ -468,7 +467,6 @@ async def test_failed_requests_of_a_batch_have_the_exception(device: Device, spa
 @pytest.mark.asyncio
 async def test_fault_and_cancellation_end_the_spans_of_a_batch(spans: Spans) -> None:
     async def work(batch: Batch[int]) -> list[int]:
-        assert batch.stream is not None
         if batch.items[0] < 0:
             await batch.stream.launch(TRAP, 1, 1)
         started.set()

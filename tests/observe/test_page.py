@@ -18,10 +18,8 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
-from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._drawing import draw
-from aiocuda.observe._page import page_of
-from aiocuda.observe._recording import LABEL_KEPT, LABEL_SHOWN, Batch, LoopRecord, Recording, Request, Resume, shown
+from aiocuda.observe import Recording, Timeline, TimelineSpan, draw, page_of, shown
+from aiocuda.observe._recording import LABEL_KEPT, LABEL_SHOWN, Batch, LoopRecord, Request, Resume
 from tests.helpers import block_until
 from tests.observe.browser import CHROMIUM, Browser
 from tests.observe.test_trace import HOSTILE

@@ -13,8 +13,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
-from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._drawing import BAR, LINE, RIGHT, WIDTH, draw
+from aiocuda.observe import Timeline, TimelineSpan, draw
+from aiocuda.observe._drawing import BAR, LINE, RIGHT, WIDTH
 from tests.helpers import AFFINE, TRAP, Latch, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio

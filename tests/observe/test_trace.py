@@ -16,11 +16,11 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Pipeline, Slot, Stage, Stream
 from aiocuda._core import stream_operation
-from aiocuda.completion._stream_queue import stream_queue
-from aiocuda.observe import StreamProfiler, Timeline, TimelineSpan
+from aiocuda.lowlevel import queue_of
+from aiocuda.observe import Recording, StreamProfiler, Timeline, TimelineSpan, trace_of
 from aiocuda.observe._loop_monitor import BLOCKED
-from aiocuda.observe._recording import LABEL_KEPT, LoopRecord, Recording, Resume
-from aiocuda.observe._trace import trace, trace_of
+from aiocuda.observe._recording import LABEL_KEPT, LoopRecord, Resume
+from aiocuda.observe._trace import trace
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, UVLOOP, Latch, in_thread, quickly, turns
 
@@ -166,7 +166,7 @@ async def test_a_marker_does_not_take_the_arrow_of_the_next_operation(
     async with Timeline(device) as timeline:
         held = latch.hold(stream)
         await latch.held()
-        queue = stream_queue(other)
+        queue = queue_of(other)
         queue.follow(stream_operation(held))
         queue.submit_marker()
         after = other.fill(other.empty(4), 2)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 __all__ = ["COLOURS", "DARK", "LIGHT", "WIDTH", "Axis", "Colour", "Page", "width_of"]
 
-#: A phone shows a picture of this width with half the size, so its text is not too small there.
+#: A phone shows a picture of this width with half the size: one that must be read there is narrower.
 WIDTH: Final = 720
 
 Colour: TypeAlias = Literal["blue", "orange", "green", "purple", "red", "teal", "grey"]
@@ -72,8 +72,8 @@ class Page:
     A text that would be cut off at the edge of the picture is a ValueError.
     """
 
-    def __init__(self, title: str, description: str, height: float) -> None:
-        self._title, self._description, self._height = title, description, height
+    def __init__(self, title: str, description: str, height: float, width: float = WIDTH) -> None:
+        self._title, self._description, self._height, self._width = title, description, height, width
         self._parts: list[str] = []
         self._used: set[str] = set()
         self.text(20, 32, title, size=19, bold=True)
@@ -92,7 +92,7 @@ class Page:
         """Add a line of text; ``y`` is its base line."""
         width = width_of(text, size) * (1.1 if bold else 1.0)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-        if left < 2 or left + width > WIDTH - 2 or not size <= y <= self._height - 4:
+        if left < 2 or left + width > self._width - 2 or not size <= y <= self._height - 4:
             raise ValueError(f"{text!r} at {x:.0f}, {y:.0f} does not fit into the picture {self._title!r}")
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
         weight = ' font-weight="600"' if bold else ""
@@ -186,13 +186,14 @@ class Page:
 
     def svg(self) -> str:
         """Return the picture as SVG text."""
+        width, height = f"{self._width:g}", f"{self._height:g}"
         head = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._height:g}" width="{WIDTH}" '
-            f'height="{self._height:g}" role="img" font-family="system-ui, sans-serif" font-size="15">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            'role="img" font-family="system-ui, sans-serif" font-size="15">',
             f"<title>{_xml(self._title)}</title>",
             f"<desc>{_xml(self._description)}</desc>",
             self._style(),
-            f'<path d="M0 0h{WIDTH}v{self._height:g}h-{WIDTH}z" class="page"/>',
+            f'<path d="M0 0h{width}v{height}h-{width}z" class="page"/>',
         ]
         return "\n".join([*head, *self._parts, "</svg>\n"])
 

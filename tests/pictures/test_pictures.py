@@ -116,6 +116,15 @@ def test_objects_of_the_decision_are_on_the_page() -> None:
         assert re.search(rf"`{name}`|^## .*\b{name}\b", page, re.MULTILINE), name
 
 
+def test_the_decision_is_readable_on_a_phone() -> None:
+    """390 pixels wide, of which the margins of the page take 32."""
+    root = ET.fromstring(which_one.draw())
+    width = float(root.attrib["width"])
+    assert (
+        min(float(part.get("font-size", root.attrib["font-size"])) for part in texts(root)) * (390 - 32) / width >= 12
+    )
+
+
 def test_colours_have_enough_contrast_in_both_modes() -> None:
     for mode, first in ((LIGHT, 0), (DARK, 2)):
         for name, colours in COLOURS.items():

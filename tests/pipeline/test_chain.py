@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, Operation, Pipeline, Slot, Stage
-from aiocuda._core import Chain, Ring
+from aiocuda.lowlevel import Chain, Queue
 from tests.helpers import AFFINE
 from tests.pipeline.steps import SIZE, assert_quiet, down, stages, triple, up, values
 
@@ -160,15 +160,15 @@ async def test_interrupt_behind_a_stage_names_that_stage(
     device: Device, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     """Ctrl-C after a function has returned, and before the chain has found the end of its work."""
-    ends_with, name = Ring.ends_with, stages()[place].name
+    ends_with, name = Queue.ends_with, stages()[place].name
     interrupts = False
 
-    def interrupted(queue: Ring, operation: object) -> bool:
+    def interrupted(queue: Queue, operation: object) -> bool:
         if interrupts and queue.name == name:
             raise KeyboardInterrupt
         return ends_with(queue, operation)
 
-    monkeypatch.setattr(Ring, "ends_with", interrupted)
+    monkeypatch.setattr(Queue, "ends_with", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         async for result in Pipeline(device, stages()).run(range(ITEMS)):
             interrupts = int(result[0]) > 3 * (ITEMS // 2)

@@ -10,7 +10,7 @@ import pytest
 
 import aiocuda
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
-from aiocuda.pipeline._ring import PipelineRing
+from aiocuda.pipeline import PipelineRing
 from aiocuda.pipeline._slot import TRANSITIONS, SlotState
 from tests.helpers import Latch, in_thread, quickly, turns, until
 

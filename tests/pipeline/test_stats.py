@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aiocuda import Slot, Stage
+from aiocuda.pipeline import PipelineRing
 from aiocuda.pipeline._meter import Meter
 from aiocuda.pipeline._plan import Plan
-from aiocuda.pipeline._ring import PipelineRing
 
 
 def work(slot: Slot) -> None: ...

@@ -22,7 +22,7 @@ from aiocuda import (
     StreamPool,
     WrongLoopError,
 )
-from aiocuda.device.streams._joins import join
+from aiocuda.lowlevel import join
 from aiocuda.pool import LeasedStream
 from tests.helpers import PATIENCE, SAXPY, TRAP, Latch, in_thread, open_peer, quickly, until
 

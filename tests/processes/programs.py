@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
 from aiocuda._processes._messages import receive, send
 from aiocuda._processes._parent import InheritedFile, Start, end_with_parent, own_end
 
-__all__ = ["echo", "ends_early", "ends_with_children", "fails", "ignores_the_end"]
+__all__ = ["echo", "ends_early", "ends_with_children", "fails", "ignores_the_end", "reports"]
 
 
 def echo(pipe: InheritedFile, other: InheritedFile, setup: Any) -> None:
@@ -58,3 +60,19 @@ def ends_with_children(pipe: InheritedFile, setup: float) -> None:
         start.result = [program.pid, fork]
     receive(parent)
     os._exit(3)
+
+
+def reports(pipe: InheritedFile, modules: tuple[str, ...]) -> None:
+    """Send what this process has: which of the modules, random numbers, environment, folders."""
+    numpy = sys.modules.get("numpy.random")
+    with own_end(pipe) as parent, Start(parent) as start:
+        start.result = {
+            "modules": [name for name in modules if name in sys.modules],
+            "numpy": None if numpy is None else numpy.random(),
+            "random": random.random(),
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "path": sys.path,
+            "parent": os.getppid(),
+            "threads": len(os.listdir("/proc/self/task")),
+        }

@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +19,18 @@ import pytest
 
 from aiocuda._processes._child import Child
 from aiocuda._processes._failures import Failure
+from aiocuda._processes._fork_server import server_of
+from aiocuda._processes._imports import Order
 from aiocuda._processes._messages import Buffer
 from aiocuda.errors import ClosedError
 from tests.helpers import until
 from tests.processes import programs
 
 pytestmark = pytest.mark.slow
+
+
+#: The server of these tests imports no packages.
+ORDER = Order(tuple(sys.path), (), ())
 
 
 @pytest.fixture(params=["spawn", "forkserver"])
@@ -33,7 +40,8 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def child(main: Any, setup: Any, method: str = "spawn", pairs: int = 1) -> Child:
-    return Child(main, setup, name="test", use="run a test", method=method, pairs=pairs, daemon=True)
+    server = server_of(ORDER) if method == "forkserver" else None
+    return Child(main, setup, name="test", use="run a test", server=server, pairs=pairs, daemon=True)
 
 
 @pytest.fixture

@@ -64,8 +64,9 @@ def test_wheel_contains_only_the_package_without_its_readmes(distributions: tupl
 
 def test_sdist_contains_the_project(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     sdist, _ = distributions
-    wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci")
-    wanted |= {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+    wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci", ROOT / ".github")
+    wanted |= {".readthedocs.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"}
+    wanted.add("pyproject.toml")
     assert wanted - set(sdist) <= {"docs/benchmarks/local.json"}
     assert set(sdist) - wanted == {"PKG-INFO", ".gitignore"}
 
@@ -76,6 +77,7 @@ def test_metadata(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     metadata = email.message_from_bytes(wheel[f"{folder}/METADATA"])
     assert metadata["Version"] == aiocuda.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert wheel[f"{folder}/METADATA"].decode().partition("\n\n")[2] == (ROOT / "README.md").read_text(encoding="utf-8")
     assert metadata.get_all("Provides-Extra") == ["cli", "cluster", "docs", "nvrtc", "observe", "testing"]
     required = {line.partition(";")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra" not in line}
     names = {line.partition(">")[0] for line in required}

@@ -260,6 +260,17 @@ def test_built_pages_have_no_comments_and_the_same_lines() -> None:
         assert left.count("\n") == text.count("\n"), page.name
 
 
+def test_the_search_finds_troubleshooting_first() -> None:
+    """A word in a main entry of the index has the score 100, the title of a page 15 at most."""
+    with_index = runpy.run_path(str(DOCS / "conf.py"))["with_index"]
+    entries = {
+        page.stem: re.findall("^```{index} (.*)\n```$", with_index(page.read_text("utf-8")), re.M) for page in PAGES
+    }
+    words = {page: {word.strip() for line in lines for word in line.split(",")} for page, lines in entries.items()}
+    assert {page for page, found in words.items() if found} == {"troubleshooting"}
+    assert {"! timeout", "! out of memory", "! 429"} <= words["troubleshooting"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "driver"), runs())
 def test_block_runs_and_prints_the_expected_output(
@@ -290,3 +301,12 @@ def test_block_runs_and_prints_the_expected_output(
         if "order" in block.vary:
             printed, expected = ("\n".join(sorted(lines.splitlines())) for lines in (printed, expected))
         assert printed == expected, printed
+
+
+def test_tables_of_features_and_promises_are_lists_on_a_phone() -> None:
+    """They have four columns, and wider tables scroll. The style names the pages by their headings."""
+    style = (DOCS / "_static" / "tables.css").read_text(encoding="utf-8")
+    for page in ("features", "promises"):
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {page.capitalize()}\n")
+        assert f"section#{page}" in style.partition("@media")[2]

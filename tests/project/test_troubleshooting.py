@@ -7,6 +7,8 @@ on the host driver. Messages that need a GPU or a fork are looked for in the sou
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import re
 import threading
 import warnings
@@ -19,6 +21,7 @@ import pytest
 import aiocuda
 from aiocuda.driver.host import HostDriver
 from aiocuda.serving import MicroBatcher
+from tests.bad_input.newcomers import MISTAKES, At
 from tests.helpers import Latch
 from tests.project.tree import PACKAGE, ROOT
 
@@ -200,11 +203,29 @@ async def loop_without_readers(device: aiocuda.Device, stream: Stream) -> None:
     await asyncio.to_thread(run)
 
 
+async def label_without_a_block(device: aiocuda.Device, stream: Stream) -> None:
+    aiocuda.label("x")
+
+
+async def await_of_a_buffer(device: aiocuda.Device, stream: Stream) -> None:
+    await stream.empty(4)
+
+
+async def mistake(name: str, device: aiocuda.Device, stream: Stream) -> None:
+    """Make a mistake of newcomers."""
+    buffer = stream.empty(4)
+    result = MISTAKES[name][0](At(device, stream, buffer, stream.fill(buffer, 1), stream.record()))
+    if inspect.iscoroutine(result):
+        await result
+
+
 PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
     source_written,
     *(task_of_an_operation, name_of_a_subpackage, keyword_of_another_library, loop_without_readers),
+    *(label_without_a_block, await_of_a_buffer),
+    *(functools.partial(mistake, name) for name in MISTAKES),
 ]
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kernel
-from aiocuda.coordination._node import PRIORITIES
+from aiocuda.coordination import PRIORITIES
 from aiocuda.coordination._ready_queue import RISES_AFTER
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from aiocuda.testing import SimulatedDriver
@@ -131,7 +131,7 @@ class Program:
             if chance.random() < self.failing:
                 await asyncio.sleep(self.seconds * chance.random())
                 return self.fail(batch)
-            if batch.stream is not None:
+            if self.uses_device:
                 doubled = await self.on_device(batch)
             else:
                 await asyncio.sleep(self.seconds * chance.random())
@@ -160,8 +160,6 @@ class Program:
         return ExceptionGroup("several", [ValueError(), fault]) if self.chance.random() < 0.3 else fault
 
     async def on_device(self, batch: Batch[Call]) -> list[int]:
-        assert batch.stream is not None
-        assert batch.slot is not None
         x = batch.slot.pinned("x", 64)
         await x
         array = np.asarray(x)

@@ -175,7 +175,6 @@ async def test_operations_of_a_batch_have_the_labels_of_its_requests() -> None:
     labels: list[str | None] = []
 
     async def fill(batch: Batch[int]) -> list[int]:
-        assert batch.stream is not None
         labels.append(batch.stream.synchronize().label)
         return batch.items
 
@@ -213,7 +212,6 @@ async def test_padded_is_the_next_bucket() -> None:
             await outcomes([batcher.submit(item) for item in range(count)])
     assert [(batch.size, batch.padded) for batch in held.batches] == [(1, 1), (2, 8), (8, 8), (9, 32), (20, 32)]
     assert [batch.number for batch in held.batches] == list(range(5))
-    assert (held.batches[0].stream, held.batches[0].slot) == (None, None)
     assert repr(held.batches[3]) == "<Batch 3: 9 items, weight 9, padded to 32>"
 
 
@@ -221,8 +219,6 @@ async def test_stream_and_slot_stay_with_a_place(device: Device) -> None:
     seen: list[tuple[Any, Any]] = []
 
     async def saxpy(batch: Batch[float]) -> Any:
-        assert batch.stream is not None
-        assert batch.slot is not None
         seen.append((batch.stream, batch.slot.buffer("y", 8).address))
         x = batch.slot.pinned("x", 8)
         await x
@@ -250,7 +246,6 @@ async def test_place_is_free_when_its_stream_has_finished(device: Device) -> Non
     finished: list[bool] = []
 
     async def launch(batch: Batch[int]) -> list[int]:
-        assert batch.stream is not None
         finished.append(batch.stream.tail is None)
         batch.stream.add_callback(lambda _: finished.append(True))
         return batch.items
@@ -534,7 +529,6 @@ async def test_low_priority_is_overtaken_at_most_256_times() -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 async def test_every_request_gets_the_fault(wrapped: bool) -> None:
     async def fault(batch: Batch[int]) -> list[int]:
-        assert batch.stream is not None
         if wrapped:
             async with asyncio.TaskGroup() as group:
                 group.create_task(batch.stream.launch(TRAP, 1, 1).wait())
@@ -579,7 +573,6 @@ async def test_waiting_requests_get_the_fault_while_the_function_waits_for_somet
 
 async def test_failed_work_that_was_not_awaited_fails_its_batch(device: Device) -> None:
     async def leave(batch: Batch[int]) -> list[int]:
-        assert batch.stream is not None
         if batch.items == [0]:
             batch.stream.launch(BROKEN, 1, 1)
         return batch.items
@@ -600,7 +593,7 @@ BROKEN = Kernel("does_not_compile", source='extern "C" __global__ void does_not_
 async def test_closing_completes_accepted_requests_and_refuses_new_ones() -> None:
     held = Held()
     batcher: MicroBatcher[int, int]
-    async with MicroBatcher(held, max_batch_size=2, batch_wait_timeout_s=1000) as batcher:
+    async with MicroBatcher(held, max_batch_size=2, batch_wait_timeout_s=9) as batcher:
         requests = [batcher.submit_nowait(item) for item in range(5)]
         closing = asyncio.ensure_future(batcher.aclose())
         again = asyncio.ensure_future(batcher.aclose())
@@ -645,7 +638,6 @@ async def test_cancelled_close_leaves() -> None:
 
 async def test_device_that_closes_first_fails_the_requests(device: Device) -> None:
     async def compute(batch: Batch[int]) -> Any:
-        assert batch.stream is not None
         return list(await batch.stream.download(await batch.stream.upload(np.array(batch.items))))
 
     async with MicroBatcher(compute, max_batch_size=1, device=device) as batcher:

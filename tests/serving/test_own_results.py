@@ -62,7 +62,6 @@ FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 async def filled(batch: Batch[int]) -> Any:
     """Rows in the slot's memory: each has the number of its item."""
-    assert batch.slot is not None
     out = batch.slot.pinned("out", (MOST, WIDTH))
     await out
     np.asarray(out)[: batch.size] = np.array(batch.items)[:, None]
@@ -135,8 +134,6 @@ async def test_download_that_the_function_has_not_awaited(device: Device, latch:
         latch.release()
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         out, x = batch.slot.pinned("out", MOST), batch.slot.buffer("x", MOST)
         await out
         out[:] = -1.0
@@ -156,8 +153,6 @@ async def test_download_that_the_function_has_not_awaited(device: Device, latch:
 
 async def on_device(batch: Batch[int]) -> Any:
     """The numbers of the items, in a buffer of the slot."""
-    assert batch.slot is not None
-    assert batch.stream is not None
     source, x = batch.slot.pinned("in", MOST), batch.slot.buffer("x", MOST)
     await source
     np.asarray(source)[: batch.size] = batch.items
@@ -228,7 +223,6 @@ class Broken:
 @pytest.mark.parametrize("kind", [Foreign, ForeignByDLPack])
 async def test_array_of_another_library_in_device_memory_fails_its_request_alone(device: Device, kind: Any) -> None:
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.stream is not None
         x = await on_device(batch)
         elsewhere = batch.stream.empty(4)
         return [x[:1], [kind(x[1:2])], kind(elsewhere), Broken(), 5]
@@ -252,7 +246,6 @@ async def test_memory_that_is_held_is_not_used_again(device: Device) -> None:
     kept: list[tuple[Any, Any]] = []
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
         rows, x = await filled(batch), await on_device(batch)
         if batch.items[0] % 2 == 0:
             kept.append((rows.view(np.uint32), batch.slot.buffer("x")[:1]))
@@ -301,7 +294,6 @@ async def test_buffer_without_a_shape_after_its_memory_was_replaced(device: Devi
     shapes: list[tuple[Any, Any]] = []
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
         x = batch.slot.buffer("x", (2, 8), np.int16) if not kept else batch.slot.buffer("x")
         shapes.append((x.shape, x.dtype))
         kept.append(x)
@@ -319,8 +311,6 @@ async def test_buffer_that_is_held_after_a_request_of_another_form(device: Devic
     kept: list[Any] = []
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         x = batch.slot.buffer("x", (4,) if batch.number < 2 else [4])  # the slot remembers immutable shapes alone
         await batch.stream.fill(x, batch.number)
         if batch.number == 2:
@@ -336,7 +326,6 @@ async def test_buffer_that_is_held_after_a_request_of_another_form(device: Devic
 
 async def test_buffer_that_changes_its_shape_is_let_go_of_at_once(device: Device) -> None:
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
         items = batch.items[0]
         batch.slot.buffer("x", items)
         await until(lambda: device.memory.statistics().live_bytes == 4 * items, "the old buffer going back")
@@ -350,8 +339,6 @@ async def test_buffer_that_changes_its_shape_is_let_go_of_at_once(device: Device
 
 async def test_function_that_returns_nothing_of_the_slot_replaces_and_copies_nothing(device: Device) -> None:
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         x = await on_device(batch)
         batch.stream.launch(SAXPY, 1, MOST, MOST, 2.0, x, x)
         batch.stream.download(x, out=batch.slot.pinned("out", MOST))
@@ -373,8 +360,6 @@ async def test_memory_of_a_graph_stays(device: Device) -> None:
     kept: list[Any] = []
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         stream, x = batch.stream, batch.slot.pinned("x", MOST, np.uint32)
         if stream not in graphs:
             await x
@@ -407,8 +392,6 @@ class Graphs:
         self.kept: list[Any] = []
 
     async def __call__(self, batch: Batch[int]) -> Any:
-        assert batch.slot is not None
-        assert batch.stream is not None
         stream, x = batch.stream, batch.slot.pinned("x", MOST, np.uint32)
         if stream not in self.graphs:
             await x
@@ -588,7 +571,6 @@ async def test_fault_during_a_copy_is_the_error_of_the_batch() -> None:
     async with open_peer() as (peer, device):
 
         async def infer(batch: Batch[int]) -> Any:
-            assert batch.stream is not None
             x, stream = await on_device(batch), batch.stream
             await stream.synchronize()
 
@@ -614,7 +596,6 @@ async def test_batcher_that_is_left_while_results_are_copied() -> None:
         with Latch(device) as latch:
 
             async def infer(batch: Batch[int]) -> Any:
-                assert batch.stream is not None
                 x, stream = await on_device(batch), batch.stream
 
                 def hold(*_: object) -> None:
@@ -651,7 +632,6 @@ class Noting(np.ndarray[Any, np.dtype[Any]]):
 @pytest.mark.parametrize(("items", "on_loop"), [(1 << 10, True), (1 << 20, False)])
 async def test_large_results_are_copied_on_a_thread(device: Device, items: int, on_loop: bool) -> None:
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.slot is not None
         out = batch.slot.pinned("out", items)
         await out
         np.asarray(out)[:] = batch.items[0]
@@ -737,7 +717,6 @@ async def test_tensors_in_device_memory_are_cloned_on_the_stream_of_the_slot(
     handles: list[int] = []
 
     async def infer(batch: Batch[int]) -> Any:
-        assert batch.stream is not None
         x = await on_device(batch)
         given.append(Tensor(x[:1]))
         elsewhere = Tensor(batch.stream.empty(4))

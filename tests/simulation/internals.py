@@ -18,6 +18,7 @@ from aiocuda.completion._submission import Submission
 from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.coordination._bracket import scheduled as bracket_node
 from aiocuda.coordination._scheduled_node import ScheduledNode
+from aiocuda.coordination._scheduler import Scheduler
 from aiocuda.device._event import Event
 from aiocuda.device._resources import resources_of
 from aiocuda.memory._buffer import DeviceBuffer
@@ -372,11 +373,12 @@ def on_accept(
 
     ``too_many`` is True if the coordinator has more operations in flight than it may have.
     """
-    scheduler = coordinator._scheduler
-    accept = scheduler.accept
 
-    def accepted(node: ScheduledNode[Any], queue: Any, operation: StreamOperation[Any]) -> None:
-        before_accept(node, operation, scheduler.in_flight > scheduler.max_in_flight)
-        accept(node, queue, operation)
+    class Watched(Scheduler):
+        __slots__ = ()
 
-    scheduler.accept = accepted  # type: ignore[method-assign]
+        def accept(self, node: ScheduledNode[Any], queue: Any, operation: StreamOperation[Any]) -> None:
+            before_accept(node, operation, self.in_flight > self.max_in_flight)
+            super().accept(node, queue, operation)
+
+    coordinator._scheduler.__class__ = Watched

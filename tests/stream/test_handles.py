@@ -34,12 +34,13 @@ class Foreign(HostDriver):
     def stream_has_handle(self, stream: int, handle: int) -> bool:
         return super().stream_has_handle(stream, handle - 0x7F00_0000)
 
-    def stream_import(self, device: int, handle: int) -> None:
+    def stream_import(self, device: int, handle: int) -> int:
         try:
             self._machine.streams[handle] = self._machine.stream(handle - 0x7F00_0000)
         except StaleHandleError:
             raise StaleHandleError(f"{handle} is no CUDA stream", handle=handle) from None
         self.imported[handle] += 1
+        return handle
 
     def stream_destroy(self, stream: int) -> None:
         if self.imported[stream]:

@@ -11,6 +11,17 @@ import numpy.typing as npt
 import aiocuda
 from aiocuda import CompletionPolicy, DriverError, PipelineStats
 from aiocuda.context import StepTelemetry
+from aiocuda.data import (
+    Batch,
+    DataLoader,
+    SyncArray,
+    SyncBatch,
+    SyncBatches,
+    TensorBatch,
+    sync_loader,
+    sync_to_device,
+    to_device,
+)
 
 SOURCE = """
 extern "C" __global__ void scale(float a, const float* x, float* y, int n)
@@ -91,6 +102,35 @@ async def in_steps(x: npt.NDArray[np.float32]) -> None:
             assert_type(telemetry, StepTelemetry)
             np.testing.assert_array_equal(telemetry.outputs["x"], 2.0 * x)
         assert_type(context.statistics().streams_created, int)
+
+
+async def tensors(device: aiocuda.Device, loader: DataLoader, batches: SyncBatches) -> None:
+    """Never run: there need be no PyTorch. The last two arguments deliver batches of aiocuda."""
+    async with DataLoader(device, range(4), batch_size=2, output="torch") as of_tensors:
+        async for images, labels in of_tensors:
+            assert_type((images, labels), tuple[Any, Any])
+        async for batch in of_tensors.epoch(0):
+            assert_type(batch, TensorBatch)
+            assert_type(batch["image"], Any)
+        assert_type(await anext(aiter(of_tensors)), TensorBatch)
+    async for on_device in loader:
+        assert_type(on_device["image"], aiocuda.DeviceBuffer)
+    async with to_device([1], device, output="torch") as copied, to_device([1], device) as others:
+        assert_type(await anext(aiter(copied)), TensorBatch)
+        assert_type(await anext(others), Batch)
+    with sync_loader(range(4), driver="host", workers=2, output="torch") as plain:
+        for images, labels in plain:
+            assert_type((images, labels), tuple[Any, Any])
+        for tensor_batch in plain.epoch(1):
+            assert_type(tensor_batch, TensorBatch)
+    for held in batches:
+        assert_type(held["image"], SyncArray)
+    with sync_to_device([1], output="torch") as first, sync_to_device([1]) as second:
+        assert_type(next(iter(first)), TensorBatch)
+        assert_type(next(iter(second)), SyncBatch)
+    DataLoader(device, range(4), output="jax")  # type: ignore[call-overload]
+    DataLoader(device, range(4), batchsize=2)  # type: ignore[call-overload]
+    sync_loader(range(4), batchsize=2, output="torch")  # type: ignore[call-overload]
 
 
 async def mistakes(

@@ -22,6 +22,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+#: Seconds. A deadline beyond it is a time of day, as ``time.time() + 1``.
+MOST_DEADLINE = 86_400.0
+
+
 def flag(value: object, name: str) -> bool:
     """Return the truth value of an argument. Raise `InvalidTypeError` if it has none, and for text: "no" is true."""
     if value is True or value is False:
@@ -90,7 +94,14 @@ def check_deadline(deadline_s: float | None) -> float | None:
     """
     if isinstance(deadline_s, (int, float)) and deadline_s < 0:
         return -check_seconds(-deadline_s, "deadline_s")
-    return check_timeout(deadline_s, "deadline_s")
+    seconds = check_timeout(deadline_s, "deadline_s")
+    if seconds is not None and seconds > MOST_DEADLINE:
+        raise InvalidArgumentError(
+            f"deadline_s is in seconds from now, not a time of day, and at most a day: this is {seconds:.0f}. "
+            "None sets no limit",
+            argument="deadline_s",
+        )
+    return seconds
 
 
 def several(things: Any, what: str) -> list[Any]:

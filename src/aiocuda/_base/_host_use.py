@@ -55,6 +55,8 @@ class HostLoad(NamedTuple):
 class HostUse:
     """Measures the use of the host from `start` to `stop`, which may be called several times."""
 
+    __slots__ = ("_before", "_began", "_loop", "_probe", "_schedstat", "_thread", "_timer")
+
     def __init__(self) -> None:
         self._began: tuple[float, ...] = ()
         self._before: tuple[float, ...] = (0.0,) * 6  # the sum of the measurements that have ended
@@ -118,6 +120,8 @@ class _Probe:
     The time from the end of a sleep until the thread goes on, without the time for which it was queued for a processor,
     is the wait for the GIL.
     """
+
+    __slots__ = ("gil_share", "is_wanted")
 
     def __init__(self) -> None:
         self.is_wanted = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from typing import Any, Final, ParamSpec, TypeVar
 
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -21,8 +22,32 @@ LABEL: Final[ContextVar[str | None]] = ContextVar("aiocuda_label", default=None)
 MOST_SHOWN: Final = 80
 
 
-@contextlib.contextmanager
-def label(text: str) -> Iterator[None]:
+class _Label(contextlib.ContextDecorator):
+    """What `label` returns."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._is_used = False
+        self._tokens: list[Token[str | None]] = []
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        self._tokens.append(LABEL.set(self._text))
+
+    def __exit__(self, *exc: object) -> None:
+        LABEL.reset(self._tokens.pop())
+
+    def _recreate_cm(self) -> _Label:  # a decorator enters another one for each call
+        self._is_used = True
+        return _Label(self._text)
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            text = shown(self._text)
+            warnings.warn(f"label({text}) labels nothing: use `with aiocuda.label({text}):`", RuntimeWarning, 2)
+
+
+def label(text: str) -> _Label:
     """Give a label to every operation that this task enqueues inside the block.
 
     Errors, log events, timelines, profiles, spans and listeners show it: see `Operation.label`. Tasks that are created
@@ -38,11 +63,7 @@ def label(text: str) -> Iterator[None]:
     text
         Any text that is not empty. Outputs show at most its first part.
     """
-    token = LABEL.set(check_label(text))
-    try:
-        yield
-    finally:
-        LABEL.reset(token)
+    return _Label(check_label(text))
 
 
 def labelled(text: str, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
+from ._names import CURES
 
-__all__ = ["add_reader", "keyword_only", "keywords", "lacks", "refuses", "unknown_keyword"]
+__all__ = ["add_reader", "keywords", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -43,25 +45,24 @@ class _Lacking:
         raise AttributeError(f"{what} has no {self._name!r}: {self._cure}", name=self._name, obj=instance)
 
 
-def lacks(**cures: str) -> Callable[[C], C]:
-    """Return a class decorator: access to one of these names raises an AttributeError with the cure.
+def lacks(cls: C) -> C:
+    """Decorate a class: access to one of the names that `CURES` has for it raises an AttributeError with the cure.
 
     ``dir`` of an instance does not list the names.
     """
-
-    def decorate(cls: C) -> C:
-        for name, cure in cures.items():
-            assert not hasattr(cls, name), name
-            setattr(cls, name, _Lacking(name, cure))
-        listed: Any = cls.__dir__
-        setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
-        return cls
-
-    return decorate
+    cures = CURES[cls.__name__]
+    for name, cure in cures.items():
+        assert not hasattr(cls, name), name
+        setattr(cls, name, _Lacking(name, cure))
+    listed: Any = cls.__dir__
+    setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
+    return cls
 
 
-def refuses(cure: str, *more: str) -> Callable[[C], C]:
+def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
     """Return a class decorator: arithmetic, ``<`` and so on, and ``more`` raise an `InvalidTypeError` with the cure.
+
+    ``cures`` has special methods with cures of their own. Without ``cure``, only they are refused.
 
     An operand of another array library decides itself: it may accept the object by ``__cuda_array_interface__``.
     """
@@ -76,39 +77,40 @@ def refuses(cure: str, *more: str) -> Callable[[C], C]:
                     return NotImplemented
             raise InvalidTypeError(f"{self!r} {cure}")
 
-        for name in _OPERATORS:
+        for name in _OPERATORS if cure else ():
             setattr(cls, name, refuse)
-        for name in more:
-            setattr(cls, name, lambda self, *args, **kwargs: _refuse(self, cure))
+        for name, each in {**dict.fromkeys(more, cure), **cures}.items():
+            setattr(cls, name, functools.partialmethod(_refuse, each))
+            if name == "__enter__":  # `with` looks for both
+                cls.__exit__ = cls.__enter__
+            elif name == "__call__":
+                cls._is_function = False  # see `is_function`
         return cls
 
     return decorate
 
 
-def _refuse(thing: object, cure: str) -> NoReturn:
+def _refuse(thing: object, cure: str, *args: object, **kwargs: object) -> NoReturn:
     raise InvalidTypeError(f"{thing!r} {cure}")
 
 
-def keyword_only(count: int, cure: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: more than ``count`` positional arguments of the method raise an `InvalidTypeError`."""
+def or_none(method: Callable[P, R]) -> Callable[P, R]:
+    """Let missing arguments be None when a method is called, which has the error with the cure. It costs no call.
 
-    def decorate(method: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(method)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if len(args) > count + 1:  # with self
-                raise InvalidTypeError(cure)
-            return method(*args, **kwargs)
-
-        return checked
-
-    return decorate
+    A type checker and `inspect.signature` still say that they are required.
+    """
+    function: Any = method
+    function.__signature__ = inspect.signature(method)
+    given = function.__defaults__ or ()
+    function.__defaults__ = (None,) * (function.__code__.co_argcount - 1 - len(given)) + given
+    return method
 
 
-def keywords(cure: str, /, **cures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
 
-    ``cures`` has the cures of single names, ``cure`` that of all others. A hot path takes ``**unknown`` instead, and
-    raises `unknown_keyword`, which costs no call.
+    ``cures`` has the cures of single names, ``cure`` that of all others, and ``positional`` that of too many positional
+    arguments. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no call.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -118,6 +120,8 @@ def keywords(cure: str, /, **cures: str) -> Callable[[Callable[P, R]], Callable[
 
         @functools.wraps(method)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if positional and len(args) > code.co_argcount:
+                raise InvalidTypeError(positional)
             if not kwargs.keys() <= names:
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
             return method(*args, **kwargs)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias
 
 from ._types import ProcessLocal
 
-if TYPE_CHECKING:
-    from ._scope import Outcome
+__all__ = ["Outcome", "Owner"]
 
-__all__ = ["Owner"]
+#: Whether the accepted work has ended. ``"left"``: nothing has waited for it. ``"late"``: the deadline has passed.
+#: ``"interrupted"``: Ctrl-C has ended the wait, or the event loop has. ``"failed"``: the drain has raised an exception.
+Outcome: TypeAlias = Literal["done", "left", "late", "interrupted", "failed"]
 
 
 class Owner(ProcessLocal):
@@ -41,5 +42,8 @@ class Owner(ProcessLocal):
         raise NotImplementedError
 
     def _unfinished(self) -> int | None:
-        """Return how much accepted work has not ended; None if that is not known. With 0 there is no drain."""
+        """Return how much accepted work has not ended; None if that is not known.
+
+        With 0 there is no drain, and `_release` does not suspend.
+        """
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import weakref
 from collections.abc import Collection, Coroutine
@@ -14,13 +15,18 @@ from ._tasks import start_task
 
 __all__ = [
     "DRAIN_TIMEOUT", "DrainDeadline", "end_now", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
-    "note_cancelled", "shield",
+    "note_cancelled", "shield", "unlimited",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 #: Seconds for which an object that is left by an exception waits for the work that it has accepted.
 DRAIN_TIMEOUT = 5.0
+
+
+def unlimited() -> float:
+    """Return infinity: the drain of the object has a limit of its own."""
+    return math.inf
 
 
 async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
@@ -147,6 +153,8 @@ class DrainDeadline:
 
     That is `Device.drain_timeout`. From `begin` on, the parts of a context and the device's own shutdown share it.
     """
+
+    __slots__ = ("_deadline", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._extra import CopyOut, Extra
-from ._obstacles import BARRED, CLOSED, COMPLICATED, ENDED, FAULTED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED
-from ._state import ABANDONED, DONE, FAILED, IN_CALL, LANDING, QUEUED, STAGING, SUBMITTED, State
+from ._state import (
+    ABANDONED,
+    BARRED,
+    CLOSED,
+    COMPLICATED,
+    DONE,
+    ENDED,
+    FAILED,
+    FAULTED,
+    IN_CALL,
+    INACTIVE,
+    LANDING,
+    POISONED,
+    QUEUED,
+    RECORDED,
+    REFUSING,
+    SHARED,
+    STAGING,
+    SUBMITTED,
+    CopyOut,
+    Extra,
+    State,
+)
 
 if TYPE_CHECKING:
     from ._block_fields import BlockFields
-    from ._bound_call import BoundCall
-    from ._bound_copy import BoundCopy
-    from ._bound_join import BoundJoin
-    from ._bound_launch import BoundLaunch
-    from ._chain import Chain
-    from ._countdown import Countdown
-    from ._enqueuing_stream import EnqueuingStream
+    from ._bound_call import BoundCall, BoundCopy, BoundJoin, BoundLaunch, Chain
+    from ._enqueuing_stream import EnqueuingStream, LaunchFields
     from ._estimate import INSTANT, Estimate
     from ._gather import Gathering, gather
-    from ._hot import DeviceHot, ReactorHot
-    from ._launch_fields import LaunchFields
-    from ._lease import Lease
+    from ._hot import Countdown, DeviceHot, Lease, ReactorHot, Turn, Watch
     from ._memory_fields import MemoryFields
     from ._native import Native
     from ._operation import INTERNAL, HasOperation, Operation
     from ._ring import Obstacle, Ring, new_id, new_operation, nothing
     from ._stream_operation import StreamOperation, stream_operation
     from ._stream_operation import Waiter as Waiter
-    from ._turn import Turn
-    from ._watch import Watch
 else:
 
     def __getattr__(name: str) -> object:

@@ -12,8 +12,7 @@ from .._base._mistakes import lacks
 from .._base._wakeups import Callback, Waiters
 from ..errors import BusyError, InvalidTypeError
 from ._calls import copy_context
-from ._countdown import Countdown
-from ._operation import HasOperation
+from ._hot import Countdown
 from ._state import DONE
 from ._stream_operation import StreamOperation
 
@@ -21,6 +20,13 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ._ring import Ring
+
+    T1 = TypeVar("T1")
+    T2 = TypeVar("T2")
+    T3 = TypeVar("T3")
+    T4 = TypeVar("T4")
+    T5 = TypeVar("T5")
+    T6 = TypeVar("T6")
 
 __all__ = ["Gathering", "gather"]
 
@@ -336,22 +342,102 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
 
 
 # Not as a decorator, which a compiled class cannot have.
-lacks(
-    cancel="streams run the work that they have accepted. Cancel the task that awaits it, or drop the result of each "
-    "operation by operation.abandon()"
-)(Gathering)
+lacks(Gathering)
+
+
+# A type parameter for each argument: mypy joins the types of several arguments of one parameter, and two classes become
+# object. The overloads for lists take seven and more, because mypy infers Any for a call that fits two overloads.
+# fmt: off
+@overload
+def gather(*, return_exceptions: bool = False) -> Gathering[list[Any]]: ...
+
+
+@overload
+def gather(a: HasCallbacks[T1], /, *, return_exceptions: Literal[False] = False) -> Gathering[list[T1]]: ...
 
 
 @overload
 def gather(
-    *operations: HasCallbacks[T] | HasOperation, return_exceptions: Literal[False] = False
+    a: HasCallbacks[T1], b: HasCallbacks[T2], /, *, return_exceptions: Literal[False] = False
+) -> Gathering[list[T1 | T2]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3], /, *, return_exceptions: Literal[False] = False
+) -> Gathering[list[T1 | T2 | T3]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3],
+    d: HasCallbacks[T4], /, *, return_exceptions: Literal[False] = False
+) -> Gathering[list[T1 | T2 | T3 | T4]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3],
+    d: HasCallbacks[T4], e: HasCallbacks[T5], /, *, return_exceptions: Literal[False] = False
+) -> Gathering[list[T1 | T2 | T3 | T4 | T5]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3],
+    d: HasCallbacks[T4], e: HasCallbacks[T5], f: HasCallbacks[T6], /, *, return_exceptions: Literal[False] = False
+) -> Gathering[list[T1 | T2 | T3 | T4 | T5 | T6]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T], b: HasCallbacks[T], c: HasCallbacks[T], d: HasCallbacks[T], e: HasCallbacks[T],
+    f: HasCallbacks[T], g: HasCallbacks[T], /, *more: HasCallbacks[T], return_exceptions: Literal[False] = False
 ) -> Gathering[list[T]]: ...
 
 
 @overload
+def gather(a: HasCallbacks[T1], /, *, return_exceptions: bool) -> Gathering[list[T1 | BaseException]]: ...
+
+
+@overload
 def gather(
-    *operations: HasCallbacks[T] | HasOperation, return_exceptions: bool
+    a: HasCallbacks[T1], b: HasCallbacks[T2], /, *, return_exceptions: bool
+) -> Gathering[list[T1 | T2 | BaseException]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3], /, *, return_exceptions: bool
+) -> Gathering[list[T1 | T2 | T3 | BaseException]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3], d: HasCallbacks[T4], /, *, return_exceptions: bool
+) -> Gathering[list[T1 | T2 | T3 | T4 | BaseException]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3],
+    d: HasCallbacks[T4], e: HasCallbacks[T5], /, *, return_exceptions: bool
+) -> Gathering[list[T1 | T2 | T3 | T4 | T5 | BaseException]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T1], b: HasCallbacks[T2], c: HasCallbacks[T3],
+    d: HasCallbacks[T4], e: HasCallbacks[T5], f: HasCallbacks[T6], /, *, return_exceptions: bool
+) -> Gathering[list[T1 | T2 | T3 | T4 | T5 | T6 | BaseException]]: ...
+
+
+@overload
+def gather(
+    a: HasCallbacks[T], b: HasCallbacks[T], c: HasCallbacks[T], d: HasCallbacks[T], e: HasCallbacks[T],
+    f: HasCallbacks[T], g: HasCallbacks[T], /, *more: HasCallbacks[T], return_exceptions: bool
 ) -> Gathering[list[T | BaseException]]: ...
+# fmt: on
 
 
 def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
@@ -371,7 +457,7 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
 
     Returns
     -------
-    Awaitable of a list.
+    Awaitable of a list. Its type has the types of all results; that of ``operation.result()`` is that of one.
     """
     found: list[Any] = []
     is_mixed = False

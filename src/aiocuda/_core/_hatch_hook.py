@@ -1,20 +1,24 @@
-"""The build hook of hatchling: compiles the core for wheels and editable installs, and generates its C for sdists.
+"""The hooks of hatchling: one compiles the core for wheels and editable installs, and generates its C for sdists.
 
 ``AIOCUDA_BUILD`` chooses: ``auto``, the default, compiles the core if a compiler and the headers of Python are there;
 ``compiled`` fails without them; ``python`` builds the pure form, which runs everywhere.
+
+The other one writes README and the addresses of the project into the metadata.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-__all__ = ["CoreBuildHook"]
+__all__ = ["CoreBuildHook", "HomeHook"]
 
 _VARIABLE = "AIOCUDA_BUILD"
 
@@ -75,3 +79,29 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if chosen not in ("auto", "compiled", "python"):
             raise ValueError(f"{_VARIABLE}={chosen!r}: use 'auto' (the default), 'compiled' or 'python'")
         return chosen
+
+
+class HomeHook(MetadataHookInterface):
+    """Makes the links of README absolute, and names the addresses of the project, once it has a home.
+
+    The home is the address of a repository on GitHub: ``home`` of ``[tool.hatch.metadata.hooks.custom]``.
+    """
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set ``readme`` and ``urls``, which `pyproject.toml` declares as dynamic."""
+        home = self.config["home"].rstrip("/")
+        metadata["urls"], metadata["readme"] = {}, "README.md"
+        if not home:
+            return
+        text, source = (Path(self.root, name).read_text("utf-8") for name in ("README.md", "src/aiocuda/__init__.py"))
+        tag = "v" + re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
+
+        def absolute(match: re.Match[str]) -> str:
+            return f"{match[0]}{home}/{'raw' if match[1] else 'blob'}/{tag}/"
+
+        text = re.sub(r"(!?)\[[^]]*\]\((?!https?:|#)", absolute, text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        changes = f"{home}/blob/{tag}/CHANGELOG.md"
+        metadata["urls"] = {"Homepage": home, "Changelog": changes, "Issues": f"{home}/issues"}

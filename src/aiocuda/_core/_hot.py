@@ -1,20 +1,165 @@
-"""What the core reads and counts for each operation: `DeviceHot` of a device, `ReactorHot` of a reactor."""
+"""Structs that the core reads and writes for each operation. Other packages hold most of them."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from asyncio import _get_running_loop, current_task
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ._turn import Turn
-
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from ._lease import Lease
     from ._ring import Ring
 
-__all__ = ["DeviceHot", "ReactorHot"]
+__all__ = ["Countdown", "DeviceHot", "Lease", "ReactorHot", "Turn", "Watch"]
+
+
+class Lease:
+    """A CUDA event.
+
+    Attributes
+    ----------
+    handle : int
+        The event, as the driver names it.
+    word : int
+        The event, as the functions of a `Native` take it; 0 until one of them has needed it.
+    timing : bool
+        True if the event records the time.
+    home : list of Lease
+        The list of idle leases that it returns to.
+    generation : int
+        Rises each time the event is returned, so that a stale loan can be detected.
+    lent : bool
+        True while a user's `Event` holds it. Then the operation that has recorded it does not return it.
+    """
+
+    __slots__ = ("generation", "handle", "home", "lent", "timing", "word")
+
+    def __init__(self, handle: int, timing: bool, home: list[Lease]) -> None:
+        self.handle = handle
+        self.timing = timing
+        self.home = home
+        self.generation = 0
+        self.lent = False
+        self.word = 0
+
+
+class Countdown:
+    """One waiter for many operations. It is woken when all are done, or when the first one fails."""
+
+    __slots__ = ("fail_fast", "future", "left")
+
+    def __init__(self, future: asyncio.Future[None], left: int, fail_fast: bool) -> None:
+        self.future = future
+        self.left = left
+        self.fail_fast = fail_fast
+
+
+#: Limits for awaits that return without suspension, one after another: their number, and their seconds. Where the host
+#: is slower than the device, each item of a pipeline is done when it is awaited: 64 items took 10 ms.
+MOST_IMMEDIATE = 64
+IMMEDIATE_SECONDS = 0.001
+
+
+class Turn:
+    """Counts the work that awaits do without suspension in one turn of the loop, so that the turn ends.
+
+    Attributes
+    ----------
+    immediate : int
+        Awaits of unfinished operations that have returned without suspension, by all tasks.
+    inlined : int
+        Operations that awaits have resolved.
+    """
+
+    __slots__ = ("_awaits", "_loop", "_now", "_since", "_task", "_task_since", "immediate", "inlined")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
+        self._loop = loop
+        self._now = now
+        self._since = 0.0
+        self._task: asyncio.Task[Any] | None = None  # that has awaited a finished operation last
+        self._task_since = 0.0
+        self._awaits = 0  # of finished operations, by that task, one after another
+        self.immediate = 0
+        self.inlined = 0
+
+    def is_over(self) -> bool:
+        """Count an await that has found its operation done. Return whether it has to yield to the loop."""
+        now = self._now()
+        if not self.immediate:
+            self._since = now
+            self._loop.call_soon(self._next)
+        self.immediate += 1
+        return self.immediate > MOST_IMMEDIATE or now - self._since > IMMEDIATE_SECONDS
+
+    def is_over_for_task(self) -> bool:
+        """Count an await of a finished operation. Return whether the running task has to yield to the loop.
+
+        Each task is counted by itself: `asyncio.gather` awaits each operation by a task of its own.
+        """
+        if _get_running_loop() is not self._loop:
+            return False  # a finished operation may be awaited on another loop
+        task = current_task(self._loop)
+        if task is None:
+            return False  # a coroutine that is stepped by hand
+        now = self._now()
+        if task is self._task:
+            self._awaits += 1
+            return self._awaits > MOST_IMMEDIATE or now - self._task_since > IMMEDIATE_SECONDS
+        if self._task is None:
+            self._loop.call_soon(self._forget_task)
+        self._task, self._task_since, self._awaits = task, now, 1
+        return False
+
+    def has_inlined(self, resolved: int) -> None:
+        """Count operations that an await has resolved."""
+        if not self.inlined:
+            self._loop.call_soon(self._next)
+        self.inlined += resolved
+
+    def _next(self) -> None:
+        self.immediate = self.inlined = 0
+
+    def _forget_task(self) -> None:
+        self._task = None
+
+
+class Watch:
+    """How the reactor waits for the awaited operation of a queue: see `aiocuda.completion._wait_rule`.
+
+    Only the reactor writes it.
+
+    Attributes
+    ----------
+    attended : bool
+        True while an operation of the queue has a waiter, and the reactor has a plan for it.
+    polling : bool
+        True while the reactor queries the queue in each turn of the loop.
+    parked : bool
+        True from the moment at which the wait needs no poll: a notifier is armed, or the timer queries.
+    poll_from, poll_until : float
+        When the next query is, and when the poll that begins then ends, in seconds by the driver's clock.
+    target : int
+        The id of the awaited operation.
+    since, looked : float
+        The times at which the wait began, and at which it was queried last.
+    predicted : float
+        The predicted end of the awaited operation; 0.0 if it is unknown.
+    repeats : bool
+        True if durations of its kind have repeated.
+    armed : ArmedNotifier or None
+        The notifier that is armed for the queue.
+    """
+
+    __slots__ = ("armed", "attended", "looked", "parked", "poll_from", "poll_until", "polling", "predicted", "repeats",
+                 "since", "target")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.attended = self.polling = self.parked = self.repeats = False
+        self.poll_from = self.poll_until = self.since = self.looked = self.predicted = 0.0
+        self.target = 0
+        self.armed: Any = None
 
 
 class DeviceHot:

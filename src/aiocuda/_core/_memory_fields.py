@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
-from ._obstacles import REFUSING
+from ._state import REFUSING
 
 if TYPE_CHECKING:
     import numpy as np

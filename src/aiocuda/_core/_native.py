@@ -9,7 +9,7 @@ from ._calls import add_to_word, call_four, call_one, call_three, call_two, read
 
 if TYPE_CHECKING:
     from ..driver.protocol import NativeCall
-    from ._lease import Lease
+    from ._hot import Lease
 
 __all__ = ["Native"]
 

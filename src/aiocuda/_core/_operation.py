@@ -217,16 +217,8 @@ class Operation(Generic[T_co]):
 
 
 # Not as decorators, which a compiled class cannot have.
-refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")(Operation)
-lacks(
-    cancel="a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
-    "operation.abandon()",
-    synchronize="`await operation` waits for it",
-    sync="`await operation` waits for it",
-    query="operation.done() says whether it has finished",
-    get="`await operation` is its result",
-    **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
-)(Operation)
+refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__", "__float__", "__int__")(Operation)
+lacks(Operation)
 
 
 class HasOperation(Protocol):

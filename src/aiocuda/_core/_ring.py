@@ -14,14 +14,25 @@ from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
 from ._calls import COMPILED, copy_context, new_object, next_id
-from ._countdown import Countdown
 from ._estimate import CALLBACK_SECONDS, INSTANT
+from ._hot import Countdown, Watch
 from ._native import Native
-from ._obstacles import CLOSED, COMPLICATED, ENDED, INACTIVE, POISONED, RECORDED, REFUSING, SHARED, UNASKED
 from ._operation import INTERNAL
-from ._state import DONE, IN_CALL, SUBMITTED
+from ._state import (
+    CLOSED,
+    COMPLICATED,
+    DONE,
+    ENDED,
+    IN_CALL,
+    INACTIVE,
+    POISONED,
+    RECORDED,
+    REFUSING,
+    SHARED,
+    SUBMITTED,
+    UNASKED,
+)
 from ._stream_operation import StreamOperation
-from ._watch import Watch
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,8 +40,7 @@ if TYPE_CHECKING:
     from .._base._failure import Poison
     from ..driver.protocol import Driver
     from ._estimate import Estimate
-    from ._hot import DeviceHot, ReactorHot
-    from ._lease import Lease
+    from ._hot import DeviceHot, Lease, ReactorHot
 
 __all__ = ["Obstacle", "Ring", "new_id", "new_operation", "nothing"]
 

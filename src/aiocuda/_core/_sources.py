@@ -9,15 +9,14 @@ __all__ = ["FOLDER", "MODULES", "hash_of_sources"]
 
 FOLDER = Path(__file__).parent
 
-#: The modules that the extension has, each after those that it uses. `_state` and `_obstacles` are of both forms.
+#: The modules that the extension has, each after those that it uses. `_state` is of both forms.
 MODULES = (
-    *("_lease", "_countdown", "_estimate", "_turn", "_watch", "_hot", "_block_fields"),
-    *("_native", "_operation", "_stream_operation", "_ring", "_bound_call", "_bound_launch", "_bound_copy"),
-    *("_bound_join", "_launch_fields", "_enqueuing_stream", "_chain", "_memory_fields", "_gather"),
-)
+    "_hot", "_estimate", "_block_fields", "_native", "_operation", "_stream_operation", "_ring", "_bound_call",
+    "_enqueuing_stream", "_memory_fields", "_gather",
+)  # fmt: skip
 
 #: What else decides about the extension.
-_OTHERS = ("_state.py", "_obstacles.py", "_compiled.pxd", "_calls.h", "build.py")
+_OTHERS = ("_state.py", "_compiled.pxd", "_calls.h", "build.py")
 
 
 def hash_of_sources(folder: Path = FOLDER) -> str | None:

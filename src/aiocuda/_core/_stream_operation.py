@@ -13,16 +13,15 @@ from .._base._failure import Failure, Poison, raisable
 from .._base._label import LABEL
 from .._base._wakeups import Callback, Waiters
 from ..errors import BusyError, ClosedError
-from ._countdown import Countdown
-from ._extra import CopyOut, Extra
+from ._hot import Countdown
 from ._operation import INTERNAL, Operation
-from ._state import ABANDONED, DONE, FAILED, State
+from ._state import ABANDONED, DONE, FAILED, CopyOut, Extra, State
 
 if TYPE_CHECKING:
     import asyncio
 
     from ._estimate import Estimate
-    from ._lease import Lease
+    from ._hot import Lease
     from ._ring import Ring
 
     #: A future of the loop, a countdown that many operations share, or a callback with its context.

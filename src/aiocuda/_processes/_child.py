@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import ClosedError
+from ._fork_server import ForkedProcess, ProgramServer
 from ._message_socket import MessageSocket
 from ._messages import pipes, receive
 from ._parent import InheritedFile
@@ -42,8 +44,8 @@ class Child:
     name
     use
         The call of the program that starts the process, for messages: ``"start a loader"``.
-    method
-        The start method of `multiprocessing`.
+    server
+        Forks the process; None if it is spawned.
     pairs
         The number of socket pairs.
     daemon
@@ -56,18 +58,18 @@ class Child:
     """
 
     def __init__(
-        self, main: Callable[..., None], setup: object, *, name: str, use: str, method: str, pairs: int = 1,
-        daemon: bool = False,
+        self, main: Callable[..., None], setup: object, *, name: str, use: str,
+        server: ProgramServer | None = None, pairs: int = 1, daemon: bool = False,
     ) -> None:  # fmt: skip
         with contextlib.ExitStack() as unused:  # if the last pair is one descriptor too many
             ends = [tuple(map(unused.enter_context, pipes())) for _ in range(pairs)]
             unused.pop_all()
         self._ours = [ours for ours, _ in ends]
         self._theirs = [theirs for _, theirs in ends]
-        context: Any = multiprocessing.get_context(method)
+        make = multiprocessing.get_context("spawn").Process if server is None else partial(ForkedProcess, server)
         files = [InheritedFile(each.fileno()) for each in self._theirs]
-        self._process = context.Process(target=main, args=(*files, setup), name=name, daemon=daemon)
-        self._is_own = method != "forkserver"  # else the fork server waits for the process
+        self._process = make(target=main, args=(*files, setup), name=name, daemon=daemon)
+        self._is_own = server is None  # else the fork server waits for the process
         self._name = name
         self._use = use
         self._lock = threading.Lock()  # of `start` and `end`: `end` may be called while a thread starts the process

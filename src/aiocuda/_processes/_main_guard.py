@@ -7,12 +7,12 @@ import functools
 import multiprocessing
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["check_main_guard", "check_pickle"]
+__all__ = ["check_main_guard", "check_pickle", "imported_main"]
 
 #: In a pickle, the name of the main module: a string of 8 characters, which an object of this module begins with.
 _MAIN_IN_PICKLE: Final = b"\x8c\x08__main__"
@@ -76,6 +76,12 @@ def _not_imported(user: str, what: str, otherwise: str) -> InvalidTypeError:
         f"{user} cannot use {what} is defined in a notebook, an interactive session, `python -c` or __main__.py, which "
         f"other processes do not import: put it into a module{otherwise}"
     )
+
+
+def imported_main() -> ModuleType | None:
+    """Return the main module of the program, if other processes import it."""
+    main = sys.modules.get("__main__")
+    return main if main is not None and _is_imported(main) else None
 
 
 def _is_imported(main: Any) -> bool:

@@ -20,9 +20,10 @@ def main() -> int:
             missing = (error.name or "").partition(".")[0]
             if missing not in _EXTRA:
                 raise
+            from .._base._extras import install
+
             print(
-                f'aiocuda: the command line needs {missing}, which is not installed: pip install "aiocuda[cli]"',
-                file=sys.stderr,
+                f"aiocuda: the command line needs {missing}, which is not installed: {install('cli')}", file=sys.stderr
             )
             return 2
         return run(sys.argv[1:])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .._base._checks import check_deadline, check_timeout, flag
 from .._base._log import log
 from .._base._mistakes import keywords, lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._types import ProcessLocal, SourceLine
 from .._processes._failures import text_of
@@ -28,11 +28,8 @@ CLOSE_TIMEOUT = 30.0
 #: A call whose replicas are lost so often is not sent to another one: it may be the reason.
 MOST_LOSSES = 3
 
-_CALL = "`handle = await cluster.spawn(Model)`, then `await handle.call('method', …)`"
-_CLOSE = "`await cluster.aclose()` closes it, as the end of `async with` does"
 
-
-@lacks(call=_CALL, submit=_CALL, map=_CALL, close=_CLOSE, shutdown=_CLOSE)
+@lacks
 class Cluster(Owner):
     """Replicas of the program's classes, each in a process of its own. `open_cluster` opens it.
 
@@ -127,9 +124,6 @@ class Cluster(Owner):
 
     def _refuse(self) -> None:
         self._replicas.begin_close()
-
-    def _unfinished(self) -> int:
-        return self._dispatcher.calls
 
     async def _drain(self) -> None:
         await self._dispatcher.idle()
@@ -251,7 +245,7 @@ class ReplicaHandle(ProcessLocal):
         method
             The name of a public method.
         deadline_s
-            Seconds from the call. None sets no limit. A negative deadline has passed: the method is not called.
+            Seconds from the call, at most a day; None for no limit. If it is negative, the method is not called.
         retry
             Send the call to another replica if its replica is lost. The method may then run several times, at most once
             in each epoch of a replica. After the third loss the call raises.

@@ -44,7 +44,7 @@ class ReplicaProcess(Child):
 
     def __init__(self, info: ReplicaInfo, visible: str) -> None:
         name = f"aiocuda-replica-{info.index}"
-        super().__init__(main, ReplicaSetup(info, visible), name=name, use="open a cluster", method="spawn", pairs=2)
+        super().__init__(main, ReplicaSetup(info, visible), name=name, use="open a cluster", pairs=2)
         self.info = info
         self._loop = asyncio.get_running_loop()
         self._lost: Callable[[str], object] | None = None

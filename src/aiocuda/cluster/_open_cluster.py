@@ -144,7 +144,7 @@ def open_cluster(
     ----------
     engine
         ``"local"`` starts processes on this machine, which are connected by socket pairs that they inherit: no port is
-        opened. ``"dask"`` uses one worker of a Dask cluster for each replica: ``pip install "aiocuda[cluster]"``.
+        opened. ``"dask"`` uses one worker of a Dask cluster for each replica, and needs the extra ``cluster``.
     replicas
         The number of replicas.
     restarts

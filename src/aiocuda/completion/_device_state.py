@@ -10,8 +10,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .._base._scope import wrong_loop
 from .._base._types import DeviceProperties, Priority
+from .._base._wrong_loop import wrong_loop
 from .._core import DeviceHot, StreamOperation
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError

@@ -219,12 +219,11 @@ class EventWatch:
             The stream is being captured into a graph.
         """
         driver, device = self._driver, self._device
-        stream = handle
         if handle in _LEGACY:
             key = "default stream of waits", device
             stream = driver.registry.get(key) or driver.registry.setdefault(key, driver.stream_default(device))
         else:
-            driver.stream_import(device, handle)
+            stream = driver.stream_import(device, handle)
         try:
             if is_captured(driver, stream):
                 raise BusyError(f"stream 0x{handle:x} is being captured into a graph: end that capture first")

@@ -33,7 +33,10 @@ def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
         for queue in () if reactor is None else list(reactor.queues):
             pending = list(queue.pending)
             if pending:
-                found.append(next((each for each in pending if each.kind is not INTERNAL), pending[0]))
+                first = pending[0]
+                if first.kind is INTERNAL:
+                    first = next((each for each in pending if each.kind is not INTERNAL), first)
+                found.append(first)
             if len(found) == most:
                 return found
     return found

@@ -620,7 +620,7 @@ class StreamQueue:
         ring = self._ring()
         if not ring.obstacles & CLOSED:
             self.draining = draining
-            ring.closed = True
+            ring.obstacles |= CLOSED
 
     def let_in(self) -> None:
         """Accept an operation that a coordinator registered before the queue closed. The caller then sets `closed`."""

@@ -8,9 +8,10 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._mistakes import keywords, lacks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._statistics import DeviceStatistics
 from .._base._types import Priority
 from ..coordination import AsyncCoordinator, CoordinatorStatistics
@@ -68,6 +69,7 @@ class ContextStatistics(NamedTuple):
     pipelines: tuple[PipelineStats, ...]
 
 
+@lacks
 class ManagedContext(Owner):
     """One object for a device and its parts: streams by purpose, a pool, a coordinator, pipelines, steps.
 
@@ -99,6 +101,10 @@ class ManagedContext(Owner):
         ``AIOCUDA_ASYNC`` is neither 0 nor 1; also as in `open_device`.
     """
 
+    @keywords(
+        "ManagedContext takes the index of a device, driver= and asynchronous=",
+        device="it opens the device: ManagedContext(0), and context.device is the device",
+    )
     def __init__(
         self, index: SupportsIndex = 0, *, driver: DriverName | Driver = "auto", asynchronous: bool | None = None
     ) -> None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy.typing as npt
 
 from .._base._checks import is_coroutine_function, is_function, several
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import end_tasks, finish_shielded
 from .._base._tasks import start_task
 from ..completion import Operation
@@ -205,6 +205,8 @@ class StepRunner(Owner):
     If a step fails, the later steps that have begun are dropped, because they may depend on its results. Its exception
     is raised; failures of their own are added to it as notes.
     """
+
+    __slots__ = ("_begun", "_closed", "_device", "_lock", "_pipeline", "_running", "_scope")
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -7,6 +7,7 @@ from typing import Any
 
 from .._base._checks import check_integer, check_timeout
 from .._base._deadlock import waiting
+from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..completion import Operation
@@ -27,6 +28,7 @@ from ._group import StreamGroup
 __all__ = ["StreamBarrier"]
 
 
+@lacks
 class StreamBarrier(ProcessLocal):
     """A point that all parties reach before any of them continues, on the device and on the host.
 

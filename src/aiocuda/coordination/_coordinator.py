@@ -13,8 +13,9 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._mistakes import keywords, lacks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..completion import Operation
@@ -89,6 +90,13 @@ class CoordinatorStatistics(NamedTuple):
     dropped: int
 
 
+_COLLECTIVE = keywords(
+    "it takes operation=, after=, stream=, priority=, description= and label=",
+    op="it is called operation: 'sum', 'product', 'minimum' or 'maximum'",
+)
+
+
+@lacks
 class AsyncCoordinator(Owner):
     """Orders operations on the device, over as many streams as needed.
 
@@ -156,7 +164,7 @@ class AsyncCoordinator(Owner):
         opened = self._scheduler.streams
         use = "`async with aiocuda.AsyncCoordinator(device) as coordinator`"
         self._scope.must_end(use, SourceLine.of_caller(), lambda: all(stream.closed for stream in opened.all()))
-        self._extents: set[Any] = set()  # grids and blocks that were checked before
+        self._extents: dict[Any, None] = {}  # grids and blocks that were checked before
         #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
         self._checked_launch: tuple[Any, Any, Any] = (None, None, None)
 
@@ -316,6 +324,7 @@ class AsyncCoordinator(Owner):
 
         return self._collect(node, after, things, began, prepare, reads=slice(1), writes=slice(1, None))
 
+    @_COLLECTIVE
     def reduce(
         self, sources: Iterable[DeviceBuffer | Node[DeviceBuffer]], target: DeviceBuffer | Node[DeviceBuffer],
         operation: str = "sum", *, after: After = (), stream: Stream | None = None, priority: NodePriority = "normal",
@@ -345,6 +354,7 @@ class AsyncCoordinator(Owner):
 
         return self._collect(node, after, things, began, prepare, reads=slice(-1), writes=slice(-1, None))
 
+    @_COLLECTIVE
     def all_reduce(
         self, buffers: Iterable[DeviceBuffer | Node[DeviceBuffer]], operation: str = "sum", *, after: After = (),
         stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
@@ -546,7 +556,7 @@ class AsyncCoordinator(Owner):
             key = None  # a list
         self._resources.check_extent(grid, block, shared_bytes)
         if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(known) < MOST_EXTENTS:
-            known.add(key)
+            known[key] = None
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -647,10 +657,16 @@ class AsyncCoordinator(Owner):
             self._scheduler.check_loop()  # which binds it to the loop at its first use
         await self._scope.exit(self, kind)
 
+    def _unfinished(self) -> int | None:
+        scheduler = self._scheduler
+        scheduler.poll()
+        if not scheduler.idle or any(queue.tail() is not None for queue in scheduler.streams.queues()):
+            return None
+        return 0
+
     async def _drain(self) -> None:
         await self._scheduler.drain()
-        streams = [stream for _, stream in self._scheduler.streams.everywhere()]
-        await self._resources.streams.drain([queue_of(stream) for stream in streams])
+        await self._resources.streams.drain(self._scheduler.streams.queues())
 
     async def _release(self, outcome: Outcome) -> None:
         if outcome == "done" or not self._resources.closing:  # a device that closes waits for its operations

@@ -48,11 +48,13 @@ class CoordinatorStreams:
         self._closing = False
 
     def refuse(self) -> None:
-        """Refuse new work in all streams, except the work of open brackets."""
-        self._closing = True
-        for stream in self.all():
-            if queue_of(stream) not in self.held:
-                self._resources.streams.refuse_but_accepted(queue_of(stream))
+        """Refuse new work in all streams, except the work of open brackets. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            for group in self._groups.values():
+                for queue in group:
+                    if queue not in self.held:
+                        self._resources.streams.refuse_but_accepted(queue)
 
     @staticmethod
     def closed() -> ClosedError:
@@ -89,8 +91,12 @@ class CoordinatorStreams:
 
     def everywhere(self) -> list[tuple[DeviceResources, Stream]]:
         """Return all streams that were created, with their devices: those of collectives, too."""
-        lanes = [(resources, stream) for (resources, _, _), stream in self._lanes.items()]
-        return [*((self._resources, stream) for stream in self.all()), *lanes]
+        found = [(self._resources, stream) for group in self._groups.values() for stream in group.values()]
+        return found + [(resources, stream) for (resources, _, _), stream in self._lanes.items()]
+
+    def queues(self) -> list[Queue]:
+        """Return the queues of all streams that were created."""
+        return [queue for group in self._groups.values() for queue in group] + [*map(queue_of, self._lanes.values())]
 
     def of_device(self, resources: DeviceResources, role: str, rank: int) -> Stream:
         """Return the stream of collectives on a device, for one role: ``"compute"`` or ``"copy"``.

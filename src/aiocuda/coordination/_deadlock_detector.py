@@ -71,8 +71,7 @@ class DeadlockDetector:
         self._counts = (0, 0)  # registrations, and submissions and ends of nodes, at `_still_since`
         self._told = False  # True if the event for this `_still_since` was logged
         self._late = False  # True if the last check has found the timeout over
-        #: The ids of the blocked nodes that were logged last.
-        self._logged: frozenset[int] = frozenset()
+        self._logged: Collection[int] = ()  # the ids of the blocked nodes that were logged last
         self.found = 0
 
     def start(self) -> None:
@@ -245,7 +244,7 @@ class DeadlockDetector:
     def _log(self, nodes: list[ScheduledNode[Any]], stuck: list[Wait]) -> None:
         """Write one log event for each set of blocked nodes. A part of a set that was logged has been named in it."""
         blocked = frozenset(node.id for node in nodes)
-        if blocked <= self._logged:
+        if blocked.issubset(self._logged):
             return
         self._logged = blocked
         if stuck:

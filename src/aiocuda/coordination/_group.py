@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, NoReturn, Self, TypeVar, overload
 
 from .._base._checks import is_function, several
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._mistakes import lacks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import end_tasks
 from .._base._tasks import start_task
 from .._base._types import Priority, SourceLine
@@ -30,6 +31,7 @@ T = TypeVar("T")
 MOST_STREAMS = 1024
 
 
+@lacks
 class StreamGroup(Owner):
     """Named streams of one device, with permanent dependencies between them and barriers over all of them.
 

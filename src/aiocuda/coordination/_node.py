@@ -44,9 +44,7 @@ def check_priority(priority: object) -> int:
     return rank
 
 
-@lacks(
-    cancel="other nodes may depend on it. Cancel the task that awaits it, or withdraw it by node.abandon()",
-)
+@lacks
 class Node(ProcessLocal, Generic[T_co]):
     """An operation of an `aiocuda.AsyncCoordinator`. ``await`` it for its result.
 

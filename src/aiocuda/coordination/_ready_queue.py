@@ -131,7 +131,7 @@ class ReadyQueue(Generic[R]):
     __slots__ = ("_ranks", "size")
 
     def __init__(self) -> None:
-        self._ranks: list[_Rank[R]] = [_Rank() for _ in PRIORITIES]
+        self._ranks: list[_Rank[R]] = []  # made for the first node that waits: they take 1 KB
         self.size = 0
 
     @property
@@ -140,7 +140,7 @@ class ReadyQueue(Generic[R]):
         for rank, waiting in enumerate(self._ranks):
             if waiting.first < len(waiting.nodes):
                 return rank
-        return len(self._ranks)
+        return len(PRIORITIES)
 
     @property
     def first(self) -> R:
@@ -151,6 +151,8 @@ class ReadyQueue(Generic[R]):
 
     def push(self, node: R) -> None:
         """Add a node."""
+        if not self._ranks:
+            self._ranks = [_Rank() for _ in PRIORITIES]
         self._ranks[node.rank].insert(node)
         self.size += 1
 

@@ -105,6 +105,14 @@ class Scheduler:
     unpolled : UnpolledNodes
     """
 
+    __slots__ = ("__weakref__", "_asked_at", "_blocked", "_drainers", "_in_host_queue", "_met", "_polled_at",
+                 "_producers", "_submitting", "_tidy_scheduled", "_wakes", "_watched", "_woken_producers",
+                 "closed", "closing", "context", "detector", "device", "driver", "finished", "graph",
+                 "has_back_edges", "host_functions", "in_flight", "kinds", "loop_in_use", "max_in_flight",
+                 "number", "open", "others", "outside", "overhead", "progress", "ready", "registered",
+                 "resources", "streams", "submitted", "substituted", "unentered", "unpolled", "unread",
+                 "waiting")  # fmt: skip
+
     def __init__(self, device: Device, max_in_flight: int, streams: int, deadlock_timeout: float | None = None) -> None:
         self.device = device
         self.resources = resources_of(device)
@@ -143,6 +151,7 @@ class Scheduler:
         self._asked_at = -1.0  # the time of the last question of the program that made no query
         self._drainers: Waiters[asyncio.Future[None]] = Waiters()
         self._producers: Waiters[asyncio.Future[None]] = Waiters()
+        self._wakes: Wakes | None = None
         self._woken_producers = 0  # producers that were woken and have not run yet
         self.number = self.registered = self.progress = 0
         self.finished = [0] * (ABANDONED + 1)
@@ -160,10 +169,13 @@ class Scheduler:
             loop = self.loop_in_use = asyncio.get_running_loop()
         return loop
 
-    @functools.cached_property
+    @property
     def wakes(self) -> Wakes:
         """The wake-ups of the loop."""
-        return Wakes.of(self.loop)
+        wakes = self._wakes
+        if wakes is None:
+            wakes = self._wakes = Wakes.of(self.loop)
+        return wakes
 
     @property
     def has_listeners(self) -> bool:

@@ -34,9 +34,10 @@ class UnpolledNodes:
     __slots__ = ("_before", "_most_before", "_nodes", "dropped")
 
     def __init__(self) -> None:
-        self._before: deque[weakref.ref[ScheduledNode[Any]]] | None = deque()  # None from the first poll on
+        #: None from the first poll on; a deque once there were many: an empty one takes 760 bytes.
+        self._before: list[weakref.ref[ScheduledNode[Any]]] | deque[weakref.ref[ScheduledNode[Any]]] | None = []
         self._most_before = LEAST_BEFORE  # more make it forget the dead ones: constant time for each
-        self._nodes: deque[tuple[weakref.ref[ScheduledNode[Any]] | None, ScheduledNode[Any]]] = deque()
+        self._nodes: deque[tuple[weakref.ref[ScheduledNode[Any]] | None, ScheduledNode[Any]]] | None = None
         self.dropped = 0
 
     def keep(self) -> None:
@@ -46,12 +47,11 @@ class UnpolledNodes:
             return
         finished = [node for each in before if (node := each()) is not None]
         try:
-            self._before = None
+            self._before, self._nodes = None, deque()
             for node in finished:
                 self.add(node)
         except BaseException:  # Ctrl-C: the next call begins again
-            self._nodes.clear()
-            self._before = before
+            self._before, self._nodes = before, None
             raise
 
     def add(self, node: ScheduledNode[Any]) -> None:
@@ -63,14 +63,16 @@ class UnpolledNodes:
                 alive = self._before = deque([each for each in before if each() is not None], MOST_UNPOLLED)
                 self._most_before = min(max(LEAST_BEFORE, 2 * len(alive)), MOST_UNPOLLED)
             return
-        if len(self._nodes) == MOST_UNPOLLED:
-            self._nodes.popleft()
+        nodes = self._nodes
+        assert nodes is not None
+        if len(nodes) == MOST_UNPOLLED:
+            nodes.popleft()
             self.dropped += 1
         node.declared = None
         if node.has_result:
-            self._nodes.append((weakref.ref(node), node.without_result()))
+            nodes.append((weakref.ref(node), node.without_result()))
         else:
-            self._nodes.append((None, node))
+            nodes.append((None, node))
 
     def take(self) -> list[Node[Any]]:
         """Return the nodes in the order in which they have finished, and forget them."""

@@ -187,6 +187,15 @@ def _other_reason(name: _Part, decode: HostWork, stats: LoaderStats) -> str:
     return f"{longer}: {only} quicker consumer helps"
 
 
+def _start_of_processes(stats: LoaderStats) -> str:
+    if stats.executor == "process":
+        return f"the processes were ready {stats.start_seconds:.2g} s after the loader had begun to open"
+    return (
+        "processes are ready when the packages that the program and decode= name have been imported once more, and "
+        "statistics().start_seconds is that time"
+    )
+
+
 def advise(stats: LoaderStats, batch_size: int, prefetch: int, samples: int) -> LoaderAdvice:
     """Return the advice for a loader with these statistics, and so many samples in an epoch.
 
@@ -223,6 +232,8 @@ def advise(stats: LoaderStats, batch_size: int, prefetch: int, samples: int) -> 
     changed = [f"{name}={value!r}" for name, value in advised.items() if value != present[name]]
     if changed:
         why.append(f"use {', '.join(changed)}, and measure again: how fast that is shows when it has run")
+    if limit.executor == "process":
+        why.append(_start_of_processes(stats))
     if latency < NO_GAIN * consumer:
         why.append("loading takes less than a twentieth of the consumer's time: without a loader it is nearly as quick")
     return LoaderAdvice(workers, prefetch, stats.wall_seconds / count * 1e3, "; ".join(why), limit.executor)

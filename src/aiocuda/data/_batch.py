@@ -62,6 +62,10 @@ class BatchMemory:
         """Leave the free to the program: the next request does not free the memory."""
         self.kept = True
 
+    def take_back(self) -> None:
+        """The batch did not reach the program: it is delivered again."""
+        self.kept = False
+
     def release(self) -> Literal["freed", "kept", "exported"]:
         """End the batch at the next request, unless the program or another library keeps it."""
         if self.released:
@@ -244,6 +248,12 @@ class Delivery:
         self._memory = memory
         self._device.memory.exports.note_complete(memory.buffers.values())
         return Batch(number, indices, stream, memory)
+
+    def take_back(self) -> None:
+        """The batch did not reach the consumer: the loader has it again."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.take_back()
 
     def release(self) -> None:
         """End the consumer's batch: the next one is requested, or the loader is closed."""

@@ -160,6 +160,10 @@ class EpochRun:
                     self._resources.meter.add_upload_wait(self._resources.now() - self._awaited_from)
                     self._awaited_from = None
 
+    def put_back(self, batch: LoadingBatch) -> None:
+        """Return the newest batch of `next` again at the next call: it did not reach the program."""
+        self._loading.appendleft(batch)
+
     def _next_loaded(self) -> LoadingBatch | None:
         """Return the batch that comes next, if it is loaded. Look at the uploads of all that may come next."""
         found = None
@@ -305,7 +309,8 @@ class EpochRun:
             self._wake(batch)
         elif self._options.layout is None:
             samples = [job.results[row] for row in rows]
-            work = partial(collated, samples, self._options.collate, job.slot.memory, self._resources.tensors)
+            tensors = self._resources.tensors
+            work = partial(collated, samples, batch.indices, self._options.collate, job.slot.memory, tensors)
             job.results.clear()
             self._resources.on_thread(work, partial(self._collated, batch))
         else:

@@ -42,14 +42,16 @@ class BatchJob:
         The exceptions of the rows that failed, by row.
     failure
         An exception that ends the whole batch, whatever the loader does with samples that fail; else None.
+    left
+        The number of rows that a worker may take.
     times
         The times of workers for all rows together.
     expired
         The number of rows that have expired and that workers are still decoding. They may write to the slot.
     """
 
-    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_left", "_lock", "_next_row", "_returned", "_running",
-                 "_started", "ended", "errors", "expired", "failure", "plan", "results", "size", "slot",
+    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_returned", "_running",
+                 "_started", "ended", "errors", "expired", "failure", "left", "plan", "results", "size", "slot",
                  "times")  # fmt: skip
 
     def __init__(
@@ -70,7 +72,7 @@ class BatchJob:
         self.expired = 0
         self._clock = clock
         self._lock = threading.Lock()
-        self._left = self.size  # rows that a worker may take
+        self.left = self.size
         self._next_row = 0
         self._returned: list[int] = []  # rows that were taken and put back
         self._running = 0  # rows that were taken, and have neither ended nor expired
@@ -81,7 +83,7 @@ class BatchJob:
     @property
     def has_rows(self) -> bool:
         """True if a worker may take a row."""
-        return self._left > 0 and self.is_wanted
+        return self.left > 0 and self.is_wanted
 
     @property
     def is_wanted(self) -> bool:
@@ -91,7 +93,7 @@ class BatchJob:
     @property
     def done(self) -> bool:
         """True if no row is left to decode."""
-        return self._running == 0 and (self._left == 0 or not self.is_wanted)
+        return self._running == 0 and (self.left == 0 or not self.is_wanted)
 
     def sample(self, row: int) -> Any:
         """Return the sample of a row; None if its worker reads it from the source."""
@@ -111,17 +113,17 @@ class BatchJob:
             else:
                 rows = range(self._next_row, min(self._next_row + most, self.size))
                 self._next_row = rows.stop
-            self._left -= len(rows)
+            self.left -= len(rows)
             self._running += len(rows)
             if self._clock is not None:
                 self._started.update(dict.fromkeys(rows, self._clock()))
             return rows
 
     def put_back(self, rows: Sequence[int]) -> None:
-        """Let workers take rows again: the one that had them was lost."""
+        """Let workers take rows again: the one that had them was lost, or has no time for them."""
         with self._lock:
             self._returned += rows
-            self._left += len(rows)
+            self.left += len(rows)
             self._running -= len(rows)
             for row in rows:
                 self._started.pop(row, None)
@@ -209,14 +211,15 @@ class RowQueue:
     Parameters
     ----------
     at_once
-        The number of workers. None takes more than its part of the rows that wait, so that all have work.
+        The number of workers. None takes more than its part of the rows that wait: near the end the runs become short,
+        and all workers end together.
     most_seconds
         Of quick rows, a worker takes so many that they need about this time. 0 is one row.
     """
 
     def __init__(self, at_once: int, most_seconds: float) -> None:
         self._at_once = at_once
-        self._most_seconds = most_seconds
+        self.most_seconds = most_seconds
         self._jobs: deque[BatchJob] = deque()
         self._lock = threading.Lock()
         self._row_seconds = 0.0  # about; 0 before the first one
@@ -226,7 +229,7 @@ class RowQueue:
         self._jobs.append(job)
 
     def put_back(self, job: BatchJob, rows: Sequence[int]) -> None:
-        """Let workers take rows of a job again, before all others."""
+        """Let workers take rows of a job again, before all others. No worker is woken."""
         job.put_back(rows)
         with self._lock:
             if job not in self._jobs:
@@ -237,20 +240,22 @@ class RowQueue:
         with self._lock:
             while self._jobs:
                 job = self._jobs[0]
-                rows = job.take(self._most(job.size * len(self._jobs)))
+                rows = job.take(self._most())
                 if not job.has_rows:
                     self._jobs.popleft()
                 if rows:
                     return job, rows
             return None
 
-    def _most(self, waiting: int) -> int:
+    def _most(self) -> int:
         each = self._row_seconds
         if not each:
             return 1
-        return max(1, min(waiting // self._at_once, int(self._most_seconds / each)))
+        waiting = sum(job.left for job in self._jobs)
+        return max(1, min(waiting // self._at_once, int(self.most_seconds / each)))
 
     def note_seconds(self, seconds: float, rows: int) -> None:
         """Learn how long a row takes."""
-        each = seconds / rows
-        self._row_seconds = each if not self._row_seconds else 0.8 * self._row_seconds + 0.2 * each
+        each, known = seconds / rows, self._row_seconds
+        is_new = not known or seconds > 2 * self.most_seconds  # the next runs would take too long, too
+        self._row_seconds = each if is_new else 0.8 * known + 0.2 * each

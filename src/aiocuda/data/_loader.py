@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn, Self, TypeAlias
-
-import numpy.typing as npt
+from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from .._base._checks import check_integer
 from .._base._mistakes import keywords
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._tasks import start_task
 from .._base._types import ProcessLocal, SourceLine
 from ..device import Device
@@ -27,22 +25,21 @@ from ..errors import (
 from ..lowlevel import resources_of
 from ._advice import LoaderAdvice, advise
 from ._batch import Batch, Delivery
-from ._epoch import EpochRun
+from ._epoch import EpochRun, LoadingBatch
 from ._options import Executor, LoaderOptions, OnError
 from ._resources import LoaderResources
 from ._sharing import Payload
 from ._sources import MapSource, Order, Positions, Shuffle
 from ._state import LoaderState, Progress, merged
 from ._statistics import LoaderMeter, LoaderStats
+from ._tensor_batch import TensorBatch
 from ._tensors import Tensors, check_output
+from ._typed import BatchT, FieldLike, LoaderKeywords
 
 __all__ = ["DataLoader", "EpochBatches"]
 
-#: The shape and the dtype of one sample.
-FieldLike: TypeAlias = tuple[int | Sequence[int], npt.DTypeLike]
 
-
-class DataLoader(Owner):
+class DataLoader(Owner, Generic[BatchT]):
     """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
 
     ::
@@ -123,6 +120,26 @@ class DataLoader(Owner):
         loader outside of ``if __name__ == "__main__":``.
     """
 
+    @overload
+    def __init__(
+        self: DataLoader[TensorBatch],
+        device: Device,
+        source: MapSource | Iterable[Any] | AsyncIterable[Any],
+        *,
+        output: Literal["torch"],
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DataLoader[Batch],
+        device: Device,
+        source: MapSource | Iterable[Any] | AsyncIterable[Any],
+        *,
+        output: None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> None: ...
+
     @keywords(
         "help(aiocuda.data.DataLoader) lists its parameters",
         num_workers="use workers=; with executor='process' they are processes",
@@ -178,15 +195,16 @@ class DataLoader(Owner):
         )  # fmt: skip
         self._run: EpochRun | None = None
         self._run_end: asyncio.Task[bool] | None = None  # the newest end of a run
-        self._batches: EpochBatches | None = None  # the iterator of the run
+        self._batches: EpochBatches[Any] | None = None  # the iterator of the run
         self._delivery = Delivery(device)
+        self._newest: LoadingBatch | None = None  # the batch that `put_back` would put back
         check_output(output)
         self._tensors = None if output is None else Tensors(device)
         self._requesting = False
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
-    def epoch(self, number: int) -> EpochBatches:
+    def epoch(self, number: int) -> EpochBatches[BatchT]:
         """Return the batches of an epoch, as an asynchronous iterator. It begins with the first request.
 
         An epoch that was resumed by `load_state_dict` goes on there. Another epoch that is still running ends.
@@ -196,7 +214,7 @@ class DataLoader(Owner):
             raise InvalidArgumentError(f"epochs are counted from 0, and this is {number}", epoch=number)
         return EpochBatches(self, number)
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
+    def __aiter__(self) -> AsyncIterator[BatchT]:
         """Return the batches of the next epoch. After `load_state_dict`, go on in the epoch of the state."""
         return EpochBatches(self, None)
 
@@ -219,13 +237,13 @@ class DataLoader(Owner):
     def __bool__(self) -> bool:
         return True  # also without batches: it is a loader, and no container
 
-    def next_output(self, batches: EpochBatches) -> Coroutine[Any, Any, Any]:
+    def next_output(self, batches: EpochBatches[Any]) -> Coroutine[Any, Any, Any]:
         """Return the next batch of an iterator: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
         if self._tensors is None:
             return self.next_batch(batches)
-        return self._tensors.next(partial(self.next_batch, batches), self._delivery)
+        return self._tensors.next(partial(self.next_batch, batches), self)
 
-    async def next_batch(self, batches: EpochBatches) -> Batch:
+    async def next_batch(self, batches: EpochBatches[Any]) -> Batch:
         """Return the next batch of an iterator. `StopAsyncIteration` at the end of its epoch."""
         if batches.ended:
             raise StopAsyncIteration
@@ -235,7 +253,7 @@ class DataLoader(Owner):
         try:
             requested = self._meter.note_request()
             resources = self._check_open()
-            self._delivery.release()
+            self.free_batch()
             if self._batches is not batches:
                 batches.check_new()
                 await self._end_run(resources)
@@ -254,6 +272,7 @@ class DataLoader(Owner):
                     if loading.state == "ready":
                         assert upload is not None
                         self._meter.deliver(requested, len(loading.indices), plan.padded)
+                        self._newest = None if self._tensors is None else loading
                         return self._delivery.deliver(plan.number, loading.indices, upload.stream, upload.memory)
             except asyncio.CancelledError:
                 raise
@@ -269,7 +288,24 @@ class DataLoader(Owner):
         finally:
             self._requesting = False
 
-    def _begin(self, batches: EpochBatches, resources: LoaderResources, order: Order, ahead: frozenset[int]) -> None:
+    def free_batch(self) -> None:
+        """Free the memory of the batch in hand, unless something keeps it."""
+        self._newest = None
+        self._delivery.release()
+
+    def put_back(self) -> None:
+        """Deliver the batch in hand again at the next request: it did not reach the program."""
+        newest, self._newest = self._newest, None
+        if newest is None or self._run is None:
+            return
+        self._delivery.take_back()
+        self._progress.take_back()
+        self._meter.take_back(len(newest.indices), newest.plan.padded)
+        self._run.put_back(newest)
+
+    def _begin(
+        self, batches: EpochBatches[Any], resources: LoaderResources, order: Order, ahead: frozenset[int]
+    ) -> None:
         batches.begin()
         self._run = EpochRun(resources, self._scope, order, ahead)
         self._batches = batches
@@ -414,7 +450,7 @@ class DataLoader(Owner):
         resources = self._resources
         assert resources is not None
         try:
-            self._delivery.release()
+            self.free_batch()
         finally:
             await self._end_run(resources)
 
@@ -440,7 +476,7 @@ class DataLoader(Owner):
         return f"<DataLoader {length}, batch_size={options.batch_size}, {options.workers} {options.executor} workers>"
 
 
-class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
+class EpochBatches(ProcessLocal, AsyncIterator[BatchT]):
     """The batches of one epoch, as an asynchronous iterator. Made by `DataLoader.epoch` and ``async for``.
 
     Attributes
@@ -453,7 +489,7 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
         True after the last batch, or after a failure.
     """
 
-    def __init__(self, loader: DataLoader, number: int | None) -> None:
+    def __init__(self, loader: DataLoader[BatchT], number: int | None) -> None:
         self._loader = loader
         self.has_begun = False
         self.number = number
@@ -479,5 +515,5 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
         """The epoch has no further batch, or has failed."""
         self.ended = True
 
-    def __anext__(self) -> Coroutine[Any, Any, Batch]:
+    def __anext__(self) -> Coroutine[Any, Any, BatchT]:
         return self._loader.next_output(self)

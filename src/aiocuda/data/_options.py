@@ -177,9 +177,17 @@ def _keywords_of(decode: Any, positional: int) -> tuple[str, ...]:
     if decode is None:
         return ()
     try:
-        parameters = list(inspect.signature(decode).parameters.values())[positional:]
+        signature = inspect.signature(decode)
     except (TypeError, ValueError):  # a function in C without a signature
         return ()
+    try:
+        signature.bind_partial(*range(positional))
+    except TypeError:
+        raise InvalidTypeError(
+            "decode takes a sample, and with fields= the views of one row, decode(sample, out), into which it writes, "
+            f"such as out['x'][...] = sample: this is decode{signature}"
+        ) from None
+    parameters = list(signature.parameters.values())[positional:]
     bound = decode.keywords if isinstance(decode, functools.partial) else {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {each.name for each in parameters if each.kind in kinds and each.name not in bound}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import time
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
+from .._base._off_loop import off_loop
 from .._base._tasks import start_task
 from .._base._thread_times import ThreadTimes
 from .._base._user_code import LEAVES_LOOP
 from .._processes._child import END_SECONDS, Child
 from .._processes._failures import Failure
+from .._processes._fork_server import ProgramServer, server_of
+from .._processes._imports import Order
 from .._processes._messages import Buffer, Parts, Pickled, pickled
 from .._processes._parent import InheritedFile
 from ..errors import ClosedError, WorkerLostError
@@ -125,6 +127,8 @@ class ProcessDecoders:
     ----------
     payload
         The result of `Payload.file`.
+    order
+        For the server that forks the processes.
     layout, shared
     jobs
         Runs calls on threads of the driver.
@@ -146,6 +150,7 @@ class ProcessDecoders:
     def __init__(
         self,
         payload: tuple[SharedFile, tuple[int, ...]],
+        order: Order,
         layout: Layout | None,
         shared: SharedSlots,
         jobs: Jobs,
@@ -167,6 +172,8 @@ class ProcessDecoders:
         self._timeout = timeout
         self._closed = False
         self._source, self._parts = payload
+        self._order = order
+        self._waiting: asyncio.Task[object] | None = None  # until the server has imported the packages
         self._renewed: bytes | None = None  # the source and the decoder, if they have changed since the start
         self._places = [_Place(number) for number in range(workers)]
         self._free: list[_Place] = []  # without a request
@@ -180,7 +187,13 @@ class ProcessDecoders:
     # -- start ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Start all processes, and wait until they are ready."""
+        """Start all processes, and wait until they are ready. `kill` cancels this while the server imports packages."""
+        ready = server_of(self._order).ready
+        if not (ready.is_set() or self._closed):
+            self._waiting = start_task(off_loop, ready.wait)
+            await asyncio.wait({self._waiting})
+        if self._closed:
+            raise ClosedError("the loader was closed while it was being opened")
         workers = [self._made(place) for place in self._places]
 
         def start() -> None:
@@ -210,7 +223,7 @@ class ProcessDecoders:
             self._shared.slot_bytes,
             self._layout,
         )
-        return place.occupy(WorkerProcess(setup))
+        return place.occupy(WorkerProcess(setup, server_of(self._order)))
 
     def _connect(self, place: _Place) -> None:
         place.open(self._replied, self._ended_itself)
@@ -525,6 +538,8 @@ class ProcessDecoders:
     def kill(self) -> None:
         """End all processes at once. Does not wait."""
         self._closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
         for place in self._places:
             place.stop_timer()
             if place.worker is not None:
@@ -606,11 +621,9 @@ class WorkerProcess(Child):
     One request is on its way at a time. `connect` is called with a function that takes a `Reply`.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        # The fork server, where there is one. It never has this library preloaded.
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    def __init__(self, setup: WorkerSetup, server: ProgramServer) -> None:
         name = f"aiocuda-loader-{setup.number}"
-        super().__init__(main, setup, name=name, use="start a loader", method=method, daemon=True)
+        super().__init__(main, setup, name=name, use="start a loader", server=server, daemon=True)
 
     def wait_until_ready(self) -> None:
         """Wait until the process has loaded the source and the decoder. **May block.**"""

@@ -28,9 +28,9 @@ from ._upload import HostSlots, close_stream
 
 __all__ = ["LoaderResources"]
 
-#: Seconds of decoding for which a worker takes quick rows at once: then the way to a process and back, about 100 µs,
-#: and the lock of the queue count little.
-TAKE_SECONDS = 1e-3
+#: Seconds of decoding for which a worker takes quick rows at once. Then the way to a process and back, about 100 µs,
+#: counts little, and so do the lock of the queue and the clocks. A thread puts rows back that would take longer.
+TAKE_SECONDS = {"process": 1e-3, "thread": 4e-3}
 
 
 class LoaderResources:
@@ -72,7 +72,7 @@ class LoaderResources:
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()
         self._pins: list[contextlib.AbstractAsyncContextManager[PinnedBuffer]] = []  # of the shared slots
-        self._rows = RowQueue(self.at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
+        self._rows = RowQueue(self.at_once, 0.0 if options.timeout is not None else TAKE_SECONDS[options.executor])
         jobs = self._reactor.jobs
         decoder = ThreadDecoder(
             options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now
@@ -126,14 +126,16 @@ class LoaderResources:
             raise
         self._closing.push_async_callback(self._off_loop, shared.close)  # when no slot is page-locked any more
         self._processes = ProcessDecoders(
-            source, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
+            source, payload.order, options.layout, shared, jobs, self._threads, self._rows, workers=options.workers,
             restarts=options.restarts, skips=options.on_error != "raise", timeout=options.timeout,
         )  # fmt: skip
         self.decode = self._processes.decode
+        began = self.now()
         starting = start_task(self._processes.open)
         try:
             await self._lock_slots(shared)
             await asyncio.shield(starting)
+            self.meter.note_start(self.now() - began)
         except BaseException:
             self._processes.kill()
             await finish_shielded(_ended(starting))

@@ -11,16 +11,18 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .._processes._fork_server import order_of, server_of
+from .._processes._imports import Order
 from .._processes._main_guard import check_main_guard, check_pickle
 from .._processes._messages import Buffer, pickled
 from ..errors import AiocudaError, InvalidTypeError, UnsupportedError
 from ._fields import Layout, SampleDecoder
-from ._worker_main import NO_ROW
+from ._worker_main import NO_ROW, main
 
 __all__ = ["Payload", "SharedFile", "SharedMemoryError", "SharedSlots", "available_bytes"]
 
@@ -85,17 +87,22 @@ class SharedFile:
             self.fd = -1
 
 
+#: The program of a worker process, which needs NumPy.
+_WORKER: Final = main.__module__
+
 #: The largest pickle of a source and its decoder that is compared before each epoch, in bytes: it takes a millisecond.
 MOST_COMPARED = 1 << 20
 
 
 class Payload:
-    """The pickled source and decoder of the program, for all worker processes.
+    """The pickled source and decoder of the program, for all worker processes. Starts the server that forks these.
 
     Attributes
     ----------
     known : bytes or None
         The whole pickle that the processes have; None if it is too large to be compared before each epoch.
+    order : Order
+        The packages that the server imports.
 
     Raises
     ------
@@ -106,8 +113,8 @@ class Payload:
     """
 
     def __init__(self, decoder: SampleDecoder, functions: dict[str, Any]) -> None:
-        main = "executor='process'", ", or use executor='thread'"
-        check_main_guard(functions, *main)
+        user = "executor='process'", ", or use executor='thread'"
+        check_main_guard(functions, *user)
         self._decoder = decoder
         self.known: bytes | None = None
         self._buffers: list[Buffer] = []
@@ -121,7 +128,9 @@ class Payload:
                 f"{type(error).__name__}: {error}. Define functions and classes at the top of a module instead of "
                 "lambdas and local functions, open files in the worker, or use executor='thread'"
             ) from error
-        check_pickle(self._pickled, *main)
+        check_pickle(self._pickled, *user)
+        self.order: Order = order_of([_WORKER], functions.values())
+        server_of(self.order)
 
     def present(self) -> bytes | None:
         """Return the present pickle; None if there is none any more, as with an open file. **May block.**"""

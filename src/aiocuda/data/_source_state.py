@@ -45,7 +45,7 @@ class SourceState:
         self._owner = source if _methods_of(source) else None  # of the state
         self._loaded = loaded
         self._is_at_end = False
-        self.after = loaded
+        self.after = self._before = loaded
         self.has_begun = False
 
     def iterate(self, begin: Callable[[Any], T]) -> T:
@@ -79,8 +79,12 @@ class SourceState:
 
     def deliver(self, after: Any, *, is_end: bool = False) -> None:
         """Note that the consumer gets the batch that was read before this state, or the end."""
-        self.after = after
+        self._before, self.after = self.after, after
         self._is_at_end = is_end
+
+    def take_back(self) -> None:
+        """The newest batch did not reach the consumer: it is delivered again."""
+        self.after = self._before
 
     @property
     def is_ahead(self) -> bool:

@@ -124,6 +124,8 @@ class Progress:
         self._batches = 0
         self._ends: dict[int, int] = {}  # the position after each batch that was delivered ahead, by its number
         self._ahead: set[int] = set()  # numbers of those that a loaded state has named: their ends are not known
+        #: Before the newest batch: its number, the position, the batches, and the ends of those that it has counted.
+        self._before: tuple[int, int, int, dict[int, int | None]] = (0, 0, 0, {})
         self._is_loaded = False  # a state was loaded, and its epoch has not begun
         self._has_begun = False
         self._digest = EMPTY_DIGEST  # of the sampler's indices before the position, while `_sampled` is None
@@ -160,13 +162,25 @@ class Progress:
 
     def delivered(self, number: int, end: int) -> None:
         """Count a delivered batch."""
+        counted: dict[int, int | None] = {}
+        self._before = number, self._position, self._batches, counted
         self._ends[number] = end
         size = self._options.batch_size * self._options.shard[1]
         while self._batches in self._ends or self._batches in self._ahead:
-            known = self._ends.pop(self._batches, None)
+            counted[self._batches] = known = self._ends.pop(self._batches, None)
             self._ahead.discard(self._batches)
             self._position = self._position + size if known is None else known
             self._batches += 1
+
+    def take_back(self) -> None:
+        """The newest batch did not reach the program: it is delivered again."""
+        number, self._position, self._batches, counted = self._before
+        for each, end in counted.items():
+            if end is None:
+                self._ahead.add(each)
+            else:
+                self._ends[each] = end
+        del self._ends[number]
 
     def end_epoch(self) -> None:
         """The epoch has ended: the next one begins at its start."""

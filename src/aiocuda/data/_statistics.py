@@ -77,6 +77,9 @@ class LoaderStats:
         Of `decode_seconds`, the time for which the workers were queued for a processor. 0.0 outside of Linux.
     throttled_share
         The share of the periods, during the epochs, in which the control group has used up its quota of processor time.
+    start_seconds
+        Host time from the opening of the loader until all worker processes were ready, imports included. 0.0 for
+        threads.
     """
 
     batches: int
@@ -101,6 +104,7 @@ class LoaderStats:
     gil_share: float | None = None
     decode_queued_seconds: float = 0.0
     throttled_share: float = 0.0
+    start_seconds: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -167,7 +171,7 @@ class LoaderMeter:
         self.batches = self.samples = self.skipped = self.padded = self.set_aside = self.nbytes = 0
         self.source_seconds = self.upload_seconds = 0.0
         self._decode = ThreadTimes()
-        self.consumer_seconds = self.waited_seconds = 0.0
+        self.consumer_seconds = self.waited_seconds = self.start_seconds = 0.0
         self.epoch_samples = self._first_sample = 0  # the most in one epoch; those before the present one
         self._fatal: dict[int, None] = {}  # indices, each once for all epochs
         self._wall = 0.0
@@ -177,6 +181,10 @@ class LoaderMeter:
         self._copy_typical = 0.0
         self._uploaded = -math.inf  # the time when the last upload was done
         self._delivered: float | None = None
+
+    def note_start(self, seconds: float) -> None:
+        """All worker processes are ready, after this time."""
+        self.start_seconds += seconds
 
     def begin(self) -> None:
         """An epoch begins."""
@@ -214,6 +222,13 @@ class LoaderMeter:
         self.samples += samples
         self.epoch_samples = max(self.epoch_samples, self.samples - self._first_sample)
         self.padded += padded
+
+    def take_back(self, samples: int, padded: int) -> None:
+        """The newest batch did not reach the consumer: it is delivered again."""
+        self._delivered = None
+        self.batches -= 1
+        self.samples -= samples
+        self.padded -= padded
 
     def skip(self, index: int, *, is_fatal: bool) -> None:
         """Count a sample that is skipped."""
@@ -286,4 +301,5 @@ class LoaderMeter:
             gil_share=host.gil_share,
             decode_queued_seconds=self._decode.queued,
             throttled_share=host.throttled,
+            start_seconds=self.start_seconds,
         )

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator
-from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar, Unpack, overload
 
 import numpy.typing as npt
 
@@ -27,13 +27,37 @@ from ._loader import DataLoader, EpochBatches
 from ._sources import MapSource
 from ._statistics import DeviceBatchesStats, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
+from ._tensor_batch import TensorBatch
 from ._tensors import Tensors
 from ._to_device import DeviceBatches, DeviceIteration, to_device
+from ._typed import LoaderKeywords, SyncBatchT
 
 __all__ = ["SyncBatches", "SyncDeviceBatches", "SyncEpoch", "sync_loader", "sync_to_device"]
 
 T = TypeVar("T")
-Loader = TypeVar("Loader", bound=DataLoader | DeviceBatches)
+Loader = TypeVar("Loader", bound=DataLoader[Any] | DeviceBatches[Any])
+
+
+@overload
+def sync_loader(
+    source: MapSource | Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    output: Literal["torch"],
+    **options: Unpack[LoaderKeywords],
+) -> SyncBatches[TensorBatch]: ...
+
+
+@overload
+def sync_loader(
+    source: MapSource | Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    output: None = None,
+    **options: Unpack[LoaderKeywords],
+) -> SyncBatches[SyncBatch]: ...
 
 
 def sync_loader(
@@ -42,7 +66,7 @@ def sync_loader(
     index: SupportsIndex = 0,
     driver: DriverName | Driver = "auto",
     **options: Any,
-) -> SyncBatches:
+) -> SyncBatches[Any]:
     """Return the batches of a loader for a training loop that blocks its thread.
 
     ::
@@ -73,6 +97,28 @@ def sync_loader(
     return SyncBatches(thread, options.get("output"))
 
 
+@overload
+def sync_to_device(
+    source: Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    depth: int = 3,
+    output: Literal["torch"],
+) -> SyncDeviceBatches[TensorBatch]: ...
+
+
+@overload
+def sync_to_device(
+    source: Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    depth: int = 3,
+    output: None = None,
+) -> SyncDeviceBatches[SyncBatch]: ...
+
+
 def sync_to_device(
     source: Iterable[Any] | AsyncIterable[Any],
     *,
@@ -80,7 +126,7 @@ def sync_to_device(
     driver: DriverName | Driver = "auto",
     depth: int = 3,
     output: Literal["torch"] | None = None,
-) -> SyncDeviceBatches:
+) -> SyncDeviceBatches[Any]:
     """Return the batches of another loader, copied to a device ahead of a training loop that blocks its thread.
 
     ::
@@ -245,7 +291,7 @@ class _LoopThread(Generic[Loader]):
             raise error
 
 
-class _Batches(ProcessLocal, Generic[Loader]):
+class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
     """The batches of a loader for a thread without an event loop.
 
     If ``fetches_ahead``, the batch after the one in hand is fetched in advance. It is dropped where an epoch is left.
@@ -257,7 +303,7 @@ class _Batches(ProcessLocal, Generic[Loader]):
         self._tensors: Tensors | None = None
         self._fetches_ahead = fetches_ahead
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._epoch: SyncEpoch | None = None
+        self._epoch: SyncEpoch[Any] | None = None
         self._pending: concurrent.futures.Future[_Next] | None = None  # the batch after the one in hand
         self._held: list[HeldBatch] = []  # delivered, and not given back
         self._reported: set[int] = set()
@@ -267,11 +313,11 @@ class _Batches(ProcessLocal, Generic[Loader]):
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[SyncBatch]:
+    def __iter__(self) -> Iterator[SyncBatchT]:
         """Return the batches of the next epoch; of the one that `load_state_dict` has named, from there on."""
         return SyncEpoch(self, None)
 
-    def iteration(self, number: int | None) -> EpochBatches | DeviceIteration:
+    def iteration(self, number: int | None) -> EpochBatches[Any] | DeviceIteration[Any]:
         """Return the batches of the loader for a `SyncEpoch`."""
         raise NotImplementedError
 
@@ -282,23 +328,46 @@ class _Batches(ProcessLocal, Generic[Loader]):
     def __bool__(self) -> bool:
         return True  # also without batches
 
-    def next_output(self, epoch: SyncEpoch) -> Any:
+    def next_output(self, epoch: SyncEpoch[Any]) -> Any:
         """Return the next batch of an epoch, with ``output="torch"`` a `TensorBatch`; None at its end."""
         tensors = self._tensors
         if tensors is None:
-            return self.next_batch(epoch)
+            batch = self.next_batch(epoch)
+            if batch is not None:
+                self._fetch_ahead(epoch)
+            return batch
         stream = tensors.current_stream()
+        before = self._state
         batch = self.next_batch(epoch)
         if batch is None:
             return None
-        form = memory_of(self._held[-1].batch).form
-        copied = tensors.copied(batch, form, batch.number, batch.indices, stream)
+        held = self._held[-1]
+        try:
+            copied = tensors.copied(batch, memory_of(held.batch).form, batch.number, batch.indices, stream)
+        except BaseException:
+            self._state = before
+            held.put_back()
+            self._thread.call(self._loader.put_back)
+            raise
         batch.free()
         self._thread.submit(self._thread.free(self._give_back()))
+        self._fetch_ahead(epoch)
         return copied
 
-    def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
-        """Return the next batch of an epoch; None at its end."""
+    def next_batch(self, epoch: SyncEpoch[Any]) -> SyncBatch | None:
+        """Return the next batch of an epoch; None at its end. A failure ends the epoch, a copy that fails does not."""
+        try:
+            batch = self._next_batch(epoch)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            epoch.end()
+            raise
+        if batch is None:
+            epoch.end()
+        return batch
+
+    def _next_batch(self, epoch: SyncEpoch[Any]) -> SyncBatch | None:
         self._loader  # noqa: B018 - raises if it is not open
         if self._epoch is not epoch:
             if epoch.batches is not None:
@@ -321,11 +390,13 @@ class _Batches(ProcessLocal, Generic[Loader]):
         if held is None:
             return None
         self._held.append(held)
-        if self._fetches_ahead:
-            self._pending = self._fetch(batches)
         return SyncBatch(held, self._download)
 
-    def _fetch(self, batches: EpochBatches | DeviceIteration) -> concurrent.futures.Future[_Next]:
+    def _fetch_ahead(self, epoch: SyncEpoch[Any]) -> None:
+        if self._fetches_ahead:
+            self._pending = self._fetch(epoch.iteration())
+
+    def _fetch(self, batches: EpochBatches[Any] | DeviceIteration[Any]) -> concurrent.futures.Future[_Next]:
         return self._thread.submit(self._thread.fetch(batches, with_state=self._fetches_ahead))
 
     def _give_back(self, *, all_of_them: bool = False) -> list[tuple[HeldBatch, list[int]]]:
@@ -438,21 +509,21 @@ class _Batches(ProcessLocal, Generic[Loader]):
         return f"<{type(self).__name__} of {self._thread.loader!r}>"
 
 
-class SyncBatches(_Batches[DataLoader]):
+class SyncBatches(_Batches[DataLoader[Any], SyncBatchT]):
     """The batches of a loader for a thread without an event loop. Made by `sync_loader`.
 
     ``with`` starts the thread of the loader and ends it: at the end of the block, at an exception, and at the end of
     the program. One thread uses it.
     """
 
-    def __init__(self, thread: _LoopThread[DataLoader], output: Literal["torch"] | None) -> None:
+    def __init__(self, thread: _LoopThread[DataLoader[Any]], output: Literal["torch"] | None) -> None:
         super().__init__(thread, output, fetches_ahead=True)
 
-    def iteration(self, number: int | None) -> EpochBatches:
+    def iteration(self, number: int | None) -> EpochBatches[Any]:
         """Return the batches of the loader for a `SyncEpoch`."""
         return EpochBatches(self._loader, number)
 
-    def epoch(self, number: int) -> SyncEpoch:
+    def epoch(self, number: int) -> SyncEpoch[SyncBatchT]:
         """Return the batches of an epoch, as an iterator. It begins with the first request."""
         self._loader.epoch(number)  # checks it
         return SyncEpoch(self, number)
@@ -466,7 +537,7 @@ class SyncBatches(_Batches[DataLoader]):
         return self._thread.call(self._loader.advice)
 
 
-class SyncDeviceBatches(_Batches[DeviceBatches]):
+class SyncDeviceBatches(_Batches[DeviceBatches[Any], SyncBatchT]):
     """The batches of another loader for a thread without an event loop. Made by `sync_to_device`.
 
     ``with`` starts the thread that reads the loader and ends it: at the end of the block, at an exception, and at the
@@ -474,11 +545,11 @@ class SyncDeviceBatches(_Batches[DeviceBatches]):
     `DeviceBatches`.
     """
 
-    def __init__(self, thread: _LoopThread[DeviceBatches], output: Literal["torch"] | None) -> None:
+    def __init__(self, thread: _LoopThread[DeviceBatches[Any]], output: Literal["torch"] | None) -> None:
         # It is ahead, and a batch that is dropped may have no other copy.
         super().__init__(thread, output, fetches_ahead=False)
 
-    def iteration(self, number: int | None) -> DeviceIteration:
+    def iteration(self, number: int | None) -> DeviceIteration[Any]:
         """Return the batches of the loader for a `SyncEpoch`."""
         return DeviceIteration(self._loader)
 
@@ -487,7 +558,7 @@ class SyncDeviceBatches(_Batches[DeviceBatches]):
         return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
 
 
-class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
+class SyncEpoch(ProcessLocal, Iterator[SyncBatchT]):
     """The batches of one epoch, as an iterator. Made by `SyncBatches.epoch` and ``for``, of `SyncDeviceBatches`, too.
 
     Attributes
@@ -498,33 +569,30 @@ class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
         Those of the loader; None before the first request.
     """
 
-    def __init__(self, batches: _Batches[Any], number: int | None) -> None:
+    def __init__(self, batches: _Batches[Any, SyncBatchT], number: int | None) -> None:
         self._batches = batches
         self._ended = False
         self.number = number
-        self.batches: EpochBatches | DeviceIteration | None = None
+        self.batches: EpochBatches[Any] | DeviceIteration[Any] | None = None
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
         return len(self._batches)
 
-    def iteration(self) -> EpochBatches | DeviceIteration:
+    def end(self) -> None:
+        """The epoch has no further batch, or has failed."""
+        self._ended = True
+
+    def iteration(self) -> EpochBatches[Any] | DeviceIteration[Any]:
         """Return the batches of the loader, for the first request and for all later ones."""
         if self.batches is None:
             self.batches = self._batches.iteration(self.number)
         return self.batches
 
-    def __next__(self) -> SyncBatch:
+    def __next__(self) -> SyncBatchT:
         if self._ended:
             raise StopIteration
-        try:
-            batch: SyncBatch | None = self._batches.next_output(self)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            self._ended = True
-            raise
+        batch: SyncBatchT | None = self._batches.next_output(self)
         if batch is None:
-            self._ended = True
             raise StopIteration
         return batch

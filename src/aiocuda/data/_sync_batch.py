@@ -12,10 +12,10 @@ import numpy.typing as npt
 from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..device import Device
-from ..errors import BusyError, InvalidTypeError, StaleHandleError
+from ..errors import AiocudaError, BusyError, InvalidTypeError, StaleHandleError
 from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
-from ._batch import Batch
+from ._batch import Batch, memory_of
 from ._fields import are_positional
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
@@ -33,13 +33,15 @@ class HeldBatch:
         True if the program keeps it: then the next request does not free it.
     freed
         True once the program has freed it, or has dropped it.
+    is_back
+        True once the loader has the batch again, which did not reach the program.
     ended
         True once it has been given back to the loop.
     """
 
     def __init__(self, batch: Batch, device: Device) -> None:
         self.batch = batch
-        self.kept = self.freed = self.ended = False
+        self.kept = self.freed = self.ended = self.is_back = False
         self._exports = device.memory.exports
         self._driver = device.driver
         self._device = device.index
@@ -65,8 +67,11 @@ class HeldBatch:
             self._driver.event_destroy(event)
         for export in self._holds:
             self._exports.let_go(export)
+        if self.is_back and memory_of(self.batch).released:
+            return
         self.batch.used_on(stream)
-        self.batch.free()
+        if not self.is_back:
+            self.batch.free()
 
     # -- the consumer's thread -----------------------------------------------------------------------------------
 
@@ -78,13 +83,29 @@ class HeldBatch:
         """The program has freed the batch, or has dropped it: the next request gives it back."""
         self.freed = True
 
+    def put_back(self) -> None:
+        """The loader gets the batch again. What has begun to use the memory is waited for, as if it were freed."""
+        self.freed = self.is_back = True
+
     @property
     def is_exported(self) -> bool:
         """True while another library holds one of the arrays."""
         return self._exported > len(self._returned)
 
     def add_use(self, handle: int) -> None:
-        """Let the free wait for the work that the stream has when the batch ends."""
+        """Let the free wait for the work that the stream has when the batch ends.
+
+        Raises
+        ------
+        WrongDeviceError, StaleHandleError
+            It is no stream of the batch's device.
+        """
+        if handle in self._handles:
+            return
+        try:
+            self._driver.stream_destroy(self._driver.stream_import(self._device, handle))
+        except BusyError:
+            pass  # it is being captured: `end` waits until it is not
         self._handles[handle] = None
 
     def capsule(self, buffer: DeviceBuffer, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> object:
@@ -96,32 +117,32 @@ class HeldBatch:
         return capsule
 
     def end(self) -> list[int] | None:
-        """Record an event in each stream that uses the batch. Return the events; None if a stream is being captured."""
+        """Record an event in each stream that uses the batch, and return the events.
+
+        None if one cannot be recorded: a stream is being captured, and the event would become part of the graph, or the
+        driver has failed. The next request tries again.
+        """
         driver = self._driver
         events: list[int] = []
-        for handle in tuple(self._handles):
-            try:
-                driver.stream_import(self._device, handle)
-            except BusyError:  # an event would become part of the graph
-                for event in events:
-                    driver.event_destroy(event)
-                return None
-            try:
-                event = driver.event_create(self._device, False)
-                driver.event_record(event, handle)
-                events.append(event)
-            finally:
-                driver.stream_destroy(handle)
+        try:
+            for handle in tuple(self._handles):
+                stream = driver.stream_import(self._device, handle)
+                try:
+                    if driver.stream_capturing(stream):
+                        raise BusyError(f"stream 0x{handle:x} is being captured into a graph")
+                    events.append(driver.event_create(self._device, False))
+                    driver.event_record(events[-1], stream)
+                finally:
+                    driver.stream_destroy(stream)
+        except AiocudaError:
+            for event in events:
+                driver.event_destroy(event)
+            return None
         self.ended = True
         return events
 
 
-@lacks(
-    **dict.fromkeys(
-        ("cpu", "cuda", "numpy", "float", "half", "long", "to", "permute", "view", "reshape", "size", "dim", "device"),
-        "torch.from_dlpack(array) is a tensor of it, as each array with output='torch'; array.to_host() is NumPy's",
-    )
-)
+@lacks
 @refuses(
     "is device memory: compute with torch.from_dlpack(array), or with array.to_host()",
     "__getitem__", "__setitem__", "__iter__", "__bool__",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..device import Device
 from ..errors import BusyError, InvalidArgumentError, UnsupportedError
-from ._batch import Batch, Delivery, memory_of
+from ._batch import Batch, memory_of
 from ._tensor_batch import TensorBatch
 
-__all__ = ["Tensors", "check_output"]
+__all__ = ["Tensors", "check_alike", "check_output"]
 
 #: What stays as it is: there is no memory to upload.
 _PLAIN = (str, bytes, int, float, complex, np.generic, type(None))
@@ -26,6 +27,26 @@ class _Leaf(NamedTuple):
 
     name: Any  #: of the array on the device
     like: Any  #: a tensor without memory, of this shape, strides and dtype, for an array of bytes; else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Path:
+    """The name of an array that is not a field itself. It equals no key of the program."""
+
+    keys: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.keys)
+
+
+class Delivers(Protocol):
+    """A loader that has delivered a batch."""
+
+    def free_batch(self) -> None:
+        """Free the memory of the batch after all work that uses it."""
+
+    def put_back(self) -> None:
+        """Deliver the batch again at the next request. Until then the state is that before it."""
 
 
 class Tensors:
@@ -59,30 +80,44 @@ class Tensors:
         """
         if self._index is None:
             return None
-        cuda = self._torch.cuda
-        stream = cuda.current_stream(self._index)
-        with cuda.stream(stream):
-            if cuda.is_current_stream_capturing():
-                raise BusyError(
-                    f"{stream!r} is being captured into a graph, which would copy this batch again at each replay: "
-                    "request the batch before, and copy it into a tensor of the graph"
-                )
+        stream = self._torch.cuda.current_stream(self._index)
+        with self._torch.cuda.stream(stream):
+            self._check_not_captured(stream)
         return stream
 
-    async def next(self, request: Callable[[], Coroutine[Any, Any, Batch]], delivery: Delivery) -> TensorBatch:
+    def _check_not_captured(self, stream: Any) -> None:
+        """Raise `BusyError` if the stream, which is the current one, is being captured."""
+        if stream is not None and self._torch.cuda.is_current_stream_capturing():
+            raise BusyError(
+                f"{stream!r} is being captured into a graph, which would copy this batch again at each replay: "
+                "request the batch before, and copy it into a tensor of the graph"
+            )
+
+    async def next(self, request: Callable[[], Coroutine[Any, Any, Batch]], loader: Delivers) -> TensorBatch:
         """Request a batch, and return it as tensors. Its own memory is free after the copies."""
         stream = self.current_stream()  # before the wait, in which other tasks may set another one
         batch = await request()
-        tensors = self.copied(batch, memory_of(batch).form, batch.number, batch.indices, stream)
-        delivery.release()
+        try:
+            tensors = self.copied(batch, memory_of(batch).form, batch.number, batch.indices, stream)
+        except BaseException:
+            loader.put_back()
+            raise
+        loader.free_batch()
         return tensors
 
     def copied(
         self, arrays: Mapping[Any, Any], form: Mapping[Any, Any] | None, number: int, indices: tuple[int, ...],
         stream: Any,
     ) -> TensorBatch:  # fmt: skip
-        """Return a batch of tensors, which are copied on this stream. ``arrays`` are exported by DLPack."""
+        """Return a batch of tensors, which are copied on this stream. ``arrays`` are exported by DLPack.
+
+        Raises
+        ------
+        BusyError
+            The stream is being captured into a graph, since the batch was requested.
+        """
         with contextlib.nullcontext() if stream is None else self._torch.cuda.stream(stream):
+            self._check_not_captured(stream)
             if form is None:
                 parts = {name: self._torch.from_dlpack(array).clone() for name, array in arrays.items()}
             else:
@@ -133,13 +168,23 @@ class Tensors:
             tensor = self._torch.empty_like(tensor).copy_(tensor)
         return tensor, like
 
-    def stacked(self, parts: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], dict[Any, list[Any]]]:
+    def stacked(
+        self, parts: Mapping[Any, list[Any]], indices: Sequence[int]
+    ) -> tuple[dict[Any, Any], dict[Any, list[Any]]]:
         """Return the form of a batch, and by name the array of each sample. ``parts`` has those of decoded samples.
 
         Strings and None become lists, with an item for each sample.
 
+        Parameters
+        ----------
+        parts
+        indices
+            That of each sample in the source.
+
         Raises
         ------
+        InvalidArgumentError
+            Samples have other keys, or lists of another length, than the first one.
         ValueError
             Tensors of one part have different shapes or dtypes.
         """
@@ -148,13 +193,15 @@ class Tensors:
         def stack(values: list[Any], path: Any) -> Any:
             first = values[0]
             if isinstance(first, Mapping):
+                check_alike(values, indices, path)
                 return {key: stack([value[key] for value in values], _join(path, key)) for key in first}
             if isinstance(first, (list, tuple)) and not all(isinstance(item, _NUMBERS) for item in first):
+                check_alike(values, indices, path)
                 parts = [stack(list(each), _join(path, at)) for at, each in enumerate(zip(*values, strict=True))]
                 return _like(first, parts)
             if any(value is None or isinstance(value, (str, bytes)) for value in values):
                 return values
-            if not isinstance(first, self._torch.Tensor):
+            if not all(isinstance(value, self._torch.Tensor) for value in values):
                 arrays[path] = values
                 return _Leaf(path, None)
             return self._stack_tensors(values, path, arrays)
@@ -173,6 +220,33 @@ class Tensors:
             arrays[path] = [self._bytes(value.detach().resolve_conj().resolve_neg().contiguous()).numpy()
                             for value in values]  # fmt: skip
         return _Leaf(path, torch.empty((len(values), *first.shape), dtype=first.dtype, device="meta"))
+
+
+def check_alike(values: Sequence[Any], indices: Sequence[int], path: Any = None) -> None:
+    """Raise `InvalidArgumentError` unless all samples have the keys of the first one, or lists of its length."""
+    where = "" if path is None else f" of part {path!r}"
+    first = _keys(values[0])
+    for value, index in zip(values, indices, strict=True):
+        if _keys(value) != first:
+            raise InvalidArgumentError(
+                f"samples of one batch have different keys{where}: {_said(value)} in sample {index}, and "
+                f"{_said(values[0])} in sample {indices[0]}; make them equal in decode=, or give the loader a collate=",
+                index=index,
+            )
+
+
+def _keys(value: Any) -> Any:
+    """Return what samples of one batch have in common: keys, a length, or the type."""
+    if isinstance(value, Mapping):
+        return value.keys()
+    return len(value) if isinstance(value, (list, tuple)) else type(value)
+
+
+def _said(value: Any) -> str:
+    """Return the keys of a value in words."""
+    if isinstance(value, Mapping):
+        return repr(list(value))
+    return f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
 def check_output(output: Any) -> None:
@@ -197,5 +271,5 @@ def _like(value: Any, parts: list[Any]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
-def _join(path: Any, key: Any) -> Any:
-    return (*path, key) if isinstance(path, tuple) else (path, key)
+def _join(path: Any, key: Any) -> _Path:
+    return _Path((*path.keys, key) if isinstance(path, _Path) else (path, key))

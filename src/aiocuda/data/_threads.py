@@ -28,6 +28,7 @@ class ThreadDecoder:
         self._decoder = decoder
         self._has_fields = has_fields
         self._rows = rows
+        self._now = now
         self._clock = thread_clock(now)
         self._decoding: dict[int, tuple[BatchJob, int]] = {}  # the row of each thread
 
@@ -35,20 +36,33 @@ class ThreadDecoder:
         """Return the index of each sample that is being decoded now, by its job and row."""
         return {at: at[0].plan.indices[at[1]] for at in tuple(self._decoding.values())}
 
-    def decode(self, job: BatchJob, rows: Sequence[int]) -> bool:
-        """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
+    def decode(self, job: BatchJob, rows: Sequence[int]) -> tuple[bool, bool]:
+        """Decode rows of a batch and report them. **May block.**
+
+        Rows after one that takes much longer than those before are put back, as those of a batch that is not wanted any
+        more. Return the result of `BatchJob.report`, and whether other threads may take rows that were put back.
+        """
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         began, thread = self._clock(), threading.get_ident()
+        latest = began.seconds + 2 * self._rows.most_seconds
+        is_late = False
         for row in rows:
             self._decoding[thread] = job, row
             error = self._decode_row(job, row, results)
             if error is not None:
                 errors[row] = error
+            is_late = self._now() > latest
+            if is_late or not job.is_wanted:
+                break
         del self._decoding[thread]
         times = self._clock().minus(began)
-        self._rows.note_seconds(times.seconds, len(rows))
-        return job.report(rows, results, errors, times)
+        end = rows.index(row) + 1
+        done, others = rows[:end], rows[end:]
+        self._rows.note_seconds(times.seconds - (0.0 if is_late else times.queued), len(done))
+        if others:
+            self._rows.put_back(job, others)  # before the report, which says whether rows are left
+        return job.report(done, results, errors, times), bool(others) and job.is_wanted
 
     def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
         # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.
@@ -85,7 +99,7 @@ class LoaderThreads:
         name: str,
         threads: int,
         rows: RowQueue | None = None,
-        decode: Callable[[BatchJob, Sequence[int]], bool] | None = None,
+        decode: Callable[[BatchJob, Sequence[int]], tuple[bool, bool]] | None = None,
     ) -> None:
         self._rows = rows
         self._decode_rows = decode
@@ -191,7 +205,10 @@ class LoaderThreads:
         elif rows is not None:
             assert self._decode_rows is not None
             job = rows[0]
-            if self._decode_rows(*rows):
+            ended, puts_back = self._decode_rows(*rows)
+            if puts_back:
+                self._wake(job.left)
+            if ended:
                 self._tell(job)
         else:
             if is_last:

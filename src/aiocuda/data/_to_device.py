@@ -9,16 +9,16 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype
 from .._base._checks import check_integer
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import end_tasks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
+from .._base._shutdown import end_tasks, unlimited
 from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, add_note, call, failure_of
@@ -37,8 +37,10 @@ from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
 from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
+from ._tensor_batch import TensorBatch
 from ._tensors import Tensors, check_output
 from ._threads import LoaderThreads, ignore
+from ._typed import BatchT
 from ._upload import BatchUpload, close_stream, parts_of
 
 __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
@@ -47,13 +49,25 @@ __all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
 _ONE_BY_ONE = Order(1, False, (0, 1), None, 0, 0, 0)
 
 
+@overload
+def to_device(
+    source: Iterable[Any] | AsyncIterable[Any], device: Device, depth: int = 3, *, output: Literal["torch"]
+) -> DeviceBatches[TensorBatch]: ...
+
+
+@overload
+def to_device(
+    source: Iterable[Any] | AsyncIterable[Any], device: Device, depth: int = 3, *, output: None = None
+) -> DeviceBatches[Batch]: ...
+
+
 def to_device(
     source: Iterable[Any] | AsyncIterable[Any],
     device: Device,
     depth: int = 3,
     *,
     output: Literal["torch"] | None = None,
-) -> DeviceBatches:
+) -> DeviceBatches[Any]:
     """Return the batches of another loader, copied to a device ahead of the consumer.
 
     ::
@@ -116,7 +130,7 @@ class _Item(NamedTuple):
     state: Any  #: of the source after it
 
 
-class DeviceBatches(Owner, AsyncIterable[Batch]):
+class DeviceBatches(Owner, AsyncIterable[BatchT]):
     """The batches of another loader on a device. Made by `to_device`.
 
     Each ``async for`` iterates the source from its start, and ends the one that is still running. A source that is an
@@ -145,6 +159,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             "make others by to_device(source, device)", drain_seconds=unlimited,
             wrong_loop=resources_of(device).device_state.wrong_loop,
         )  # fmt: skip
+        self._newest: tuple[SourcePass, _Loading] | None = None  # what `put_back` would put back
         self._pass: SourcePass | None = None  # the newest one
         self._loaded: Any = UNKNOWN  # the state of the source with which the next pass begins
         self._after: Any = UNKNOWN  # the state at the end of the pass before
@@ -163,20 +178,20 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
     def __bool__(self) -> bool:
         return True  # also without batches
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
+    def __aiter__(self) -> AsyncIterator[BatchT]:
         self._check_open()
         return DeviceIteration(self)
 
-    def __anext__(self) -> Coroutine[Any, Any, Any]:
+    def __anext__(self) -> Coroutine[Any, Any, BatchT]:
         return self.next_output(None)
 
-    def next_output(self, iteration: DeviceIteration | None) -> Coroutine[Any, Any, Any]:
+    def next_output(self, iteration: DeviceIteration[Any] | None) -> Coroutine[Any, Any, Any]:
         """Return the next batch of an iteration: a `Batch`, or a `TensorBatch` with ``output="torch"``."""
         if self._tensors is None:
             return self.next_batch(iteration)
-        return self._tensors.next(partial(self.next_batch, iteration), self._delivery)
+        return self._tensors.next(partial(self.next_batch, iteration), self)
 
-    async def next_batch(self, iteration: DeviceIteration | None) -> Batch:
+    async def next_batch(self, iteration: DeviceIteration[Any] | None) -> Batch:
         """Return the next batch of an iteration; None is the one that is running, or a new one."""
         if self._requesting:
             raise BusyError("another task waits for the next of these batches: each batch goes to one task")
@@ -186,7 +201,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
             if self._scope.closing:
                 raise StopAsyncIteration
             requested = self._meter.note_request()
-            self._delivery.release()
+            self.free_batch()
             source_pass = self._running() if iteration is None else await iteration.source_pass()
             return await self._next(source_pass, requested)
         finally:
@@ -202,6 +217,7 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
                 assert upload is not None
                 self._meter.add_upload(upload.nbytes, None)
                 self._meter.deliver(requested, 0, 0)
+                self._newest = None if self._tensors is None else (source_pass, loading)
                 return self._delivery.deliver(loading.number, (), upload.stream, upload.memory)
         except asyncio.CancelledError:
             raise
@@ -213,6 +229,21 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
         self._meter.end()
         await source_pass.aclose()
         raise StopAsyncIteration
+
+    def free_batch(self) -> None:
+        """Free the memory of the batch in hand, unless something keeps it."""
+        self._newest = None
+        self._delivery.release()
+
+    def put_back(self) -> None:
+        """Deliver the batch in hand again at the next request: it did not reach the program."""
+        newest, self._newest = self._newest, None
+        if newest is None or newest[0].ended or self._scope.closing:
+            return
+        self._delivery.take_back()
+        self._meter.take_back(0, 0)
+        source_pass, loading = newest
+        source_pass.put_back(loading)
 
     # -- passes over the source ----------------------------------------------------------------------------------
 
@@ -344,22 +375,22 @@ class DeviceBatches(Owner, AsyncIterable[Batch]):
 
     async def _release(self, outcome: Outcome) -> None:
         self._meter.end()
-        self._delivery.release()
+        self.free_batch()
 
     def __repr__(self) -> str:
         return f"<DeviceBatches of {type(self._source).__name__}, depth {self._depth}>"
 
 
-class DeviceIteration(AsyncIterator[Batch]):
+class DeviceIteration(AsyncIterator[BatchT]):
     """One ``async for`` over `DeviceBatches`."""
 
     __slots__ = ("_batches", "_pass")
 
-    def __init__(self, batches: DeviceBatches) -> None:
+    def __init__(self, batches: DeviceBatches[BatchT]) -> None:
         self._batches = batches
         self._pass: SourcePass | None = None  # where its batches come from
 
-    def __anext__(self) -> Coroutine[Any, Any, Batch]:
+    def __anext__(self) -> Coroutine[Any, Any, BatchT]:
         return self._batches.next_output(self)
 
     def check_new(self) -> None:
@@ -457,6 +488,11 @@ class SourcePass(Owner):
             raise
         self.ended = True
         return None
+
+    def put_back(self, loading: _Loading) -> None:
+        """Return the newest batch of `next` again at the next call: it did not reach the program."""
+        self._loading.appendleft(loading)
+        self.state.take_back()
 
     def _check_empty(self) -> None:
         """Raise if the source gave no batch because it is an iterator that had ended before."""

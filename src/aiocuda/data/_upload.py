@@ -21,7 +21,7 @@ from ..memory import PinnedBuffer
 from ..stream import Stream
 from ._batch import BatchMemory
 from ._fields import ALIGNMENT, Layout
-from ._tensors import Tensors
+from ._tensors import Tensors, check_alike
 
 __all__ = ["BatchUpload", "HostSlot", "HostSlots", "close_stream", "collated", "parts_of"]
 
@@ -267,6 +267,7 @@ def parts_of(value: Any, of: str) -> dict[Any, Any]:
 
 def collated(
     samples: Sequence[Any],
+    indices: Sequence[int],
     collate: Callable[[list[Any]], Any] | None,
     memory: npt.NDArray[np.uint8] | None,
     tensors: Tensors | None = None,
@@ -277,8 +278,10 @@ def collated(
     ------
     InvalidTypeError
         A part is no array of numbers.
+    InvalidArgumentError
+        The samples have different parts.
     ValueError
-        The samples have different parts or shapes.
+        Their shapes differ.
     """
     if collate is not None:
         batch = parts_of(call(collate, list(samples)), "the result of collate")
@@ -286,11 +289,9 @@ def collated(
         parts = {name: [_array(name, part)] for name, part in batch.items()}
     else:
         every = [parts_of(sample, "a decoded sample") for sample in samples]
-        for one in every[1:]:
-            if one.keys() != every[0].keys():
-                raise ValueError(f"samples of one batch have different parts: {list(every[0])} and {list(one)}")
+        check_alike(every, indices)
         by_name = {name: [one[name] for one in every] for name in every[0]}
-        form, by_name = (None, by_name) if tensors is None else tensors.stacked(by_name)
+        form, by_name = (None, by_name) if tensors is None else tensors.stacked(by_name, indices)
         parts = {name: [_array(name, value) for value in values] for name, values in by_name.items()}
     needed = sum(-(-sum(array.nbytes for array in arrays) // ALIGNMENT) * ALIGNMENT for arrays in parts.values())
     place = memory if memory is not None and needed <= memory.nbytes else None

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
-from .._base._mistakes import lacks
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._mistakes import lacks, or_none, refuses
+from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
 from .._base._types import DeviceProperties, Priority, SourceLine
@@ -33,6 +32,7 @@ from ..memory._allocator import DeviceMemory
 from ..memory._pinned import PinnedBuffer
 from ..memory._unified import UnifiedBuffer
 from ..memory.interchange._host_arrays import as_source, as_target
+from ._device_scope import DeviceScope
 from ._loop_state import TICK
 from ._resources import DeviceResources
 from .graphs._graph import Capture
@@ -45,33 +45,41 @@ T = TypeVar("T")
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
-_DRAIN = "`await device.drain()` waits for all its work, `await stream.synchronize()` for that of a stream"
-_UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
+
+_PIN = "is a block, because the array is unlocked at its end: `async with device.pin(array) as pinned`"
 
 
-@lacks(
-    synchronize=_DRAIN,
-    sync=_DRAIN,
-    create_stream="device.stream() makes a stream",
-    Stream="device.stream() makes a stream",
-    upload=_UPLOAD,
-    to_device=_UPLOAD,
-    empty="stream.empty(shape, dtype) makes a buffer",
-    allocate="stream.empty(shape, dtype) makes a buffer",
-    event="stream.record() returns an event, and aiocuda.EventPool lends events to record later",
-    mem_info="device.memory.statistics() has the figures",
-    close="`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
-)
+@refuses(__await__=_PIN, __enter__=_PIN)
+class Pinning:
+    """What `Device.pin` returns."""
+
+    def __init__(self, block: contextlib.AbstractAsyncContextManager[PinnedBuffer]) -> None:
+        self._block = block
+
+    async def __aenter__(self) -> PinnedBuffer:
+        return await self._block.__aenter__()
+
+    async def __aexit__(self, *exc: Any) -> bool | None:  # noqa: PYI036 - passed on as it is
+        return await self._block.__aexit__(*exc)
+
+    def __repr__(self) -> str:
+        return "device.pin()"
+
+
+@lacks
 class Device(Owner):
     """One GPU, or the host in its place.
 
     Made by `open_device`. Several loops in several threads may share it; each makes streams of its own.
     """
 
+    @or_none
     def __init__(
         self, driver: Driver, index: int, properties: DeviceProperties, policy: CompletionPolicy, max_in_flight: int,
         owns_driver: bool, opened_at: str, asynchronous: bool,
     ) -> None:  # fmt: skip
+        if not isinstance(properties, DeviceProperties):
+            raise InvalidTypeError("a device is opened: `async with aiocuda.open_device() as device`")
         self.driver = driver  #: the driver that runs it
         self.index = index  #: its number in the driver
         self.properties = properties  #: what the driver reports of it
@@ -83,7 +91,7 @@ class Device(Owner):
         self._streams_before = driver.statistics()["streams_created"]
         self._waited_before = resources.waiting_calls.waited
         self._resources = resources
-        self._scope = Scope(
+        self._scope = DeviceScope(
             repr(self), "", "open it again with aiocuda.open_device()", drain_seconds=resources.deadline.left,
             tasks=resources.functions,
         )  # fmt: skip
@@ -193,8 +201,7 @@ class Device(Owner):
         kind = as_dtype(dtype)
         return self._resources.pinned_pool.buffer(self._resources.open_reactor(), as_shape(shape, kind.itemsize), kind)
 
-    @contextlib.asynccontextmanager
-    async def pin(self, array: npt.NDArray[Any]) -> AsyncIterator[PinnedBuffer]:
+    def pin(self, array: npt.NDArray[Any]) -> contextlib.AbstractAsyncContextManager[PinnedBuffer]:
         """Page-lock the caller's array for direct DMA, for the duration of the block. ``cuMemHostRegister``.
 
         The end of the block waits until no device uses the array any more, shielded from cancellation.
@@ -204,6 +211,10 @@ class Device(Owner):
         is unfinished on any device of the driver. After that it does not wait any more, and logs ``no_idle_moment``.
         Work of other libraries is not seen. `pinned` memory stays locked until the device is closed.
         """
+        return Pinning(self._pinned_array(array))
+
+    @contextlib.asynccontextmanager
+    async def _pinned_array(self, array: npt.NDArray[Any]) -> AsyncIterator[PinnedBuffer]:
         if not isinstance(array, np.ndarray):
             raise InvalidTypeError(f"only a NumPy array can be pinned, not {type(array).__name__}")
         checked = as_target(array) if array.flags.writeable else as_source(array)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from .._base._failure import Poison
 from .._base._types import Priority
-from .._core import STAGING, Ring
+from .._core import ENDED, STAGING, Ring
 from ..completion._device_state import DeviceState
 from ..completion._stream_queue import new_queue
 from ..errors import BusyError, ClosedError
@@ -70,7 +70,7 @@ class DeviceStreams:
 
     def refuse(self, queue: Ring) -> None:
         """Refuse new work."""
-        if not queue.ended:
+        if not queue.obstacles & ENDED:
             queue.check_loop()
             queue.rare.refuse()
 
@@ -119,7 +119,7 @@ class DeviceStreams:
     async def drain(streams: Sequence[Ring]) -> None:
         """Wait until the device has finished with all work of the streams, which refuse new work."""
         for queue in streams:
-            while not (queue.ended or queue.idle):
+            while not queue.obstacles & ENDED and (queue.pending or queue.on_host):
                 await queue.rare.settle()
 
     @staticmethod
@@ -139,11 +139,16 @@ class DeviceStreams:
 
     def give_up(self, queue: Ring) -> None:
         """Leave a stream even if its device is being closed: the wait for its work was cancelled."""
-        if queue.ended:
-            return
-        queue.check_loop()
+        if not queue.obstacles & ENDED:
+            queue.check_loop()
+            self.end(queue)
+
+    def end(self, queue: Ring) -> None:
+        """Leave a stream that has not ended, on its loop."""
         queue.rare.finish()
-        _withdraw(queue)
+        host_queue = queue.rare.host_queue
+        if host_queue.entries or host_queue.followers:
+            _withdraw(queue)
         if not queue.rare.lent:
             self._close_after_work(queue)
 
@@ -151,7 +156,7 @@ class DeviceStreams:
         """Destroy a stream that was closed, by itself or with its device, while it was lent."""
         if queue.rare.lent:
             return
-        if self._is_open(queue):
+        if not self.closed and self._loop_states.lists(queue):
             queue.submit_marker()  # the work that the borrower has enqueued is waited for, too
             self._close_after_work(queue)
         elif not self._loop_states.lists(queue) and self._driver.fault is None:
@@ -170,7 +175,8 @@ class DeviceStreams:
 
         A stream that is lent is destroyed when the loan ends, so that the driver gives its handle to no other before.
         """
-        queue.rare.finish()
+        if not queue.obstacles & ENDED:
+            queue.rare.finish()
         if self._driver.fault is not None:
             return
         if not queue.rare.imported:
@@ -181,7 +187,7 @@ class DeviceStreams:
 
     def _close_after_work(self, queue: Ring) -> None:
         """Destroy the stream when the device has finished its work. Until then its loop state watches it."""
-        if queue.idle:
+        if not (queue.pending or queue.on_host):
             self._give_back(queue)
         elif self._driver.fault is None:  # after a fault the loop state keeps it, to wake its waiters
             last = queue.submit_marker()
@@ -189,14 +195,9 @@ class DeviceStreams:
             last.on_settled = lambda: queue.loop.call_soon(self._close_after_work, queue)
 
     def _give_back(self, queue: Ring) -> None:
-        if self._is_open(queue):
-            del self._loop_states.here().queues[queue]
+        if not self.closed and self._loop_states.forget(queue):  # else the device destroys it, or has done so
             queue.reactor.retire(queue)
             self.destroy(queue)
-
-    def _is_open(self, queue: Ring) -> bool:
-        """False if the device destroys the stream, or has done so."""
-        return not self.closed and self._loop_states.lists(queue)
 
 
 def _withdraw(queue: Ring) -> None:

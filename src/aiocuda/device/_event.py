@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .._base._checks import flag
-from .._base._mistakes import lacks
+from .._base._mistakes import lacks, or_none, refuses
 from .._base._types import ProcessLocal
 from .._core import ABANDONED, DONE, QUEUED, Operation, Ring, StreamOperation
 from ..completion._device_state import DeviceState
@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Event", "record_event"]
 
 
-@lacks(
-    cancel="a stream passes every event that it has recorded. Cancel the task that awaits it",
-    synchronize="`await event` waits for it",
-    sync="`await event` waits for it",
-    query="event.done() is True if it has passed",
-    elapsed_time="start.elapsed_ms(end) is the time between two events",
-    record="stream.record(event=event) records it",
-)
+@lacks
+@refuses("is an event, and no time: start.elapsed_ms(end) is the time between two of stream.record(timing=True)")
 class Event(ProcessLocal):
     """A CUDA event on loan.
 
@@ -40,10 +34,13 @@ class Event(ProcessLocal):
     __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_loan_ended", "_operation",
                  "lender", "timing")  # fmt: skip
 
+    @or_none
     def __init__(
         self, device_state: DeviceState, timing: bool, lender: object = None,
         loan_ended: Callable[[bool], None] | None = None,
     ) -> None:  # fmt: skip
+        if not isinstance(device_state, DeviceState):
+            raise InvalidTypeError("an event is made by stream.record(), or lent by an aiocuda.EventPool(device)")
         self.timing = timing  #: True if it can measure elapsed time
         self.lender = lender  #: the `aiocuda.EventPool` that it was acquired from, or None
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it

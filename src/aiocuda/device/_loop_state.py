@@ -244,6 +244,8 @@ class LoopStates:
     waiter, and what the device may still use stays allocated until the operations have passed.
     """
 
+    __slots__ = ("_dead", "_device_state", "_ending", "_loop_states", "_memory", "_past", "_pinned_pool", "_reclaiming")
+
     def __init__(self, device_state: DeviceState, memory: DeviceMemory, pinned_pool: PinnedPool) -> None:
         self._device_state = device_state
         self._memory = memory
@@ -282,6 +284,14 @@ class LoopStates:
         """True until the queue's stream is destroyed, or its loop's state has ended."""
         loop_state = self._loop_states.get(queue.loop)
         return loop_state is not None and queue in loop_state.queues
+
+    def forget(self, queue: Ring) -> bool:
+        """Remove a queue, whose stream is about to be destroyed. Return False if `lists` is."""
+        loop_state = self._loop_states.get(queue.loop)
+        if loop_state is None or queue not in loop_state.queues:
+            return False
+        del loop_state.queues[queue]
+        return True
 
     def __iter__(self) -> Iterator[LoopState]:
         return iter(list(self._loop_states.values()))

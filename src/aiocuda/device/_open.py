@@ -143,6 +143,15 @@ async def _opened_driver(which: DriverName | Driver, line: SourceLine) -> tuple[
     return HostDriver(), True
 
 
+def _check_index(driver: Driver, index: int) -> None:
+    count = driver.device_count()
+    if index >= count:
+        cure = f"; driver={type(driver).__name__}(devices={index + 1}) has more" if driver.name != "cuda" else ""
+        raise InvalidArgumentError(
+            f"there is no device {index}: the {driver.name} driver has {count}, counted from 0{cure}", index=index
+        )
+
+
 def _why_not_cuda() -> str | None:
     from ..driver.cuda import _probe
 
@@ -204,11 +213,7 @@ class _Opening:
                     "driver='simulated', or another loop",
                     driver=driver.name,
                 )
-            count = driver.device_count()
-            if self._index >= count:
-                raise InvalidArgumentError(
-                    f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
-                )
+            _check_index(driver, self._index)
             properties = await _offload(driver, lambda: _first_use(driver, self._index, self._streams_ahead))
             device = Device(
                 driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._line),

@@ -105,6 +105,10 @@ class DeviceResources:
 
     """
 
+    __slots__ = ("__weakref__", "capture", "checker", "closed", "closing", "deadline", "device",
+                 "device_state", "driver", "follow", "functions", "graphs", "host_writes", "imports", "index",
+                 "loop_states", "memory", "pinned_pool", "properties", "streams", "waiting_calls")  # fmt: skip
+
     def __init__(
         self, device: Any, device_state: DeviceState, drain_timeout: float,
         capture: Callable[[DeviceResources, Any], Any],

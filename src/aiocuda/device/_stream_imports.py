@@ -25,8 +25,8 @@ class StreamImports:
     def import_queue(self, loop_state: LoopState, handle: int) -> Ring:
         """Return a new queue of another library's stream. It is closed once it is unreferenced and idle."""
         self._streams.forget_dropped(loop_state)
-        self._device_state.driver.stream_import(self._device_state.device, handle)
-        queue = new_queue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
+        stream = self._device_state.driver.stream_import(self._device_state.device, handle)
+        queue = new_queue(loop_state.reactor, stream, f"imported-{handle:#x}", imported=True)
         loop_state.queues[queue] = None
         return queue
 
@@ -46,7 +46,7 @@ class StreamImports:
                     continue
                 if not (queue.rare.imported or self._device_state.asynchronous):
                     continue  # the default stream is not one that aiocuda has made: it is imported
-                if queue.handle == handle if queue.rare.imported else has_handle(queue.handle, handle):
+                if has_handle(queue.handle, handle):
                     if loop_state is not here:
                         raise WrongLoopError(f"{queue.name} belongs to another event loop: name a stream of this one")
                     return queue

@@ -139,12 +139,14 @@ class Streams(Protocol):
         the handle.
         """
 
-    def stream_import(self, device: int, handle: int) -> None:
-        """Allow the use of a stream that another library created. Its ``CUstream`` is its handle.
+    def stream_import(self, device: int, handle: int) -> int:
+        """Allow the use of a stream that another library created. Return its handle, which is its ``CUstream``.
 
-        Calls that name it always release the GIL. A stream may be imported several times; `stream_destroy` must then
-        be called as often. `StaleHandleError` where the driver can detect that the stream does not exist. `BusyError`
-        for the first import of a stream that is being captured, if the driver cannot ask for its device then.
+        CUDA's handles of default streams, 0, 1 and 2, are the same on every device: with CUDA each import of one has a
+        new handle. Calls that name the stream always release the GIL. A stream may be imported several times;
+        `stream_destroy` must then be called as often. `StaleHandleError` where the driver can detect that the stream
+        does not exist. `BusyError` for the first import of a stream that is being captured, if the driver cannot ask
+        for its device then.
         """
 
     def stream_handle(self, stream: int) -> int:

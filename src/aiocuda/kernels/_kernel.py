@@ -12,10 +12,10 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 from .._base._checks import is_coroutine_function, is_function
-from .._base._mistakes import keyword_only, keywords, lacks
+from .._base._mistakes import keywords, lacks, refuses
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError
@@ -63,9 +63,10 @@ class _Image(NamedTuple):
     origin: str  #: as `Kernel.origin` returns it
 
 
-@lacks(
-    launch=f"{_LAUNCH} launches it",
-    forall=f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
+@lacks
+@refuses(
+    __call__=f"is not called: a stream launches it, {_LAUNCH}",
+    __getitem__=f"is not indexed by grid and block: a stream launches it, {_LAUNCH}",
 )
 class Kernel:
     """A kernel in CUDA C++, for all drivers. The constructor parses the source; it compiles and runs nothing.
@@ -128,9 +129,9 @@ class Kernel:
         *("host", "host_seconds", "signature"),
     )
 
-    @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     @keywords(
         "Kernel takes a name, source=, host=, host_seconds=, include_dirs=, includes=, options= and parameters=",
+        "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)",
         ptx=_COMPILED,
         cubin=_COMPILED,
         code="it is called source",
@@ -304,15 +305,6 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.signature}>"
-
-    if not TYPE_CHECKING:  # a type checker reports the error without it
-        _is_function = False
-
-        def __call__(self, *arguments: object, **keywords: object) -> NoReturn:
-            raise InvalidTypeError(f"{self!r} is not called: a stream launches it, {_LAUNCH}")
-
-        def __getitem__(self, extents: object) -> NoReturn:
-            raise InvalidTypeError(f"{self!r} is not indexed by grid and block: a stream launches it, {_LAUNCH}")
 
     def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[str]]:
         # Compiled code is not pickled: its handles are valid only in this process.

@@ -14,7 +14,7 @@ from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from .._base._arrays import as_bytes, as_dtype, as_shape
 from .._base._checks import check_timeout
 from .._base._failure import raisable
 from .._base._log import log
+from .._base._mistakes import lacks
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
 from .._core import SHARED, MemoryFields, Ring
@@ -47,13 +48,11 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMemory"]
 
 
-_Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
-
-
+@lacks
 class DeviceMemory(MemoryFields):
     """The memory of one device, shared by all loops that use it."""
 
-    __slots__ = ("_deferred", "_known_reactor", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
+    __slots__ = ("_known_reactor", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
                  "closed", "device", "dropped", "exports", "foreign", "managed", "properties")  # fmt: skip
 
     def __init__(
@@ -88,13 +87,12 @@ class DeviceMemory(MemoryFields):
         self.exports = exports
         #: Memory of other libraries that buffers use.
         self.foreign = foreign
-        #: Blocks that were dropped without a free, left by finalisers.
-        self.dropped: deque[DroppedBlock] = deque()
+        #: Blocks that were dropped without a free, left by finalisers; and frees that could not be done at once.
+        self.dropped: deque[DroppedBlock | DeferredFree] = deque()
         #: True once the device has been closed.
         self.closed = False
         self._reactor = reactor
         self._known_reactor = known_reactor
-        self._deferred: deque[DeferredFree] = deque()
         self._refused: set[int] = set()  # addresses of live blocks whose free was refused, and reported
         self._own_stream: int | None = None  # for frees in no stream's order; made at the first use
         self._own_stream_lock = threading.Lock()  # held while it is made
@@ -115,12 +113,7 @@ class DeviceMemory(MemoryFields):
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.device_state.device, 0, 0, queue, self), 0, extents, kind)
         managed = self.managed
-        if (
-            self.dropped
-            or self._deferred
-            or (managed.live and (managed.dropped or managed.deferred_frees))
-            or self.exports.returned
-        ):
+        if self.dropped or (managed.live and (managed.dropped or managed.deferred_frees)) or self.exports.returned:
             self.sweep(queue.reactor, SWEEP_LIMIT)
         found = self.take(queue, nbytes, extents, kind)
         if found is not None:
@@ -176,7 +169,7 @@ class DeviceMemory(MemoryFields):
         self.dropped.append(
             DroppedBlock(block.address, block.nbytes, block.allocation_event)
         )  # a refused free is repeated from there
-        self._sweep(queue.reactor, self.dropped, self._collect, None)
+        self._sweep(queue.reactor, None)
         raise raisable(failure.poison.error)
 
     def count_bytes(self, nbytes: int) -> None:
@@ -207,7 +200,7 @@ class DeviceMemory(MemoryFields):
         block.freed, block.ready = True, False  # no new operation may use it
         try:
             if block.nbytes and not self._try_free(block, queue):
-                self._deferred.append(DeferredFree(block, queue))
+                self.dropped.append(DeferredFree(block, queue))
         except BaseException:
             if self.driver.fault is None:
                 block.revive()  # the resource has refused the free: the caller may free the block again
@@ -309,17 +302,11 @@ class DeviceMemory(MemoryFields):
             return
         self.foreign.sweep(most)  # first: an adopted array may be an exported buffer
         self.exports.sweep(reactor, most)
-        self._sweep(reactor, self._deferred, self._retry, most)
-        self._sweep(reactor, self.dropped, self._collect, most)
+        self._sweep(reactor, most)
 
-    def _sweep(
-        self,
-        reactor: Reactor,
-        waiting: deque[_Entry],
-        free: Callable[[Reactor, _Entry], bool],
-        most: int | None,
-    ) -> None:
+    def _sweep(self, reactor: Reactor, most: int | None) -> None:
         """Try to free each of the next ``most`` entries; append those that cannot be freed yet, or are refused."""
+        waiting = self.dropped
         for _ in range(len(waiting) if most is None else min(most, len(waiting))):
             try:
                 entry = waiting.popleft()
@@ -327,7 +314,10 @@ class DeviceMemory(MemoryFields):
                 return  # another loop has taken it
             freed = False
             try:
-                freed = free(reactor, entry)
+                if isinstance(entry, DeferredFree):
+                    freed = self._retry(reactor, entry)
+                else:
+                    freed = self._collect(reactor, entry)
             except DeviceFault:
                 return  # the watchdog reports the fault; the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
@@ -383,7 +373,6 @@ class DeviceMemory(MemoryFields):
         self.exports.close()
         self.managed.abandon()
         self.foreign.close()
-        self._deferred.clear()
         self.dropped.clear()
 
     def close(self, reactor: Reactor) -> Callable[[], None]:

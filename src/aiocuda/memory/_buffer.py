@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
 from .._base._mistakes import refuses
+from .._base._names import CURES
 from .._base._types import Span
 from .._core import HasOperation, Operation, StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceBuffer", "block_of", "offset_of"]
 
 
-@refuses("has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`")
+@refuses(
+    "has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`",
+    "__float__", "__int__",
+)  # fmt: skip
 class DeviceBuffer:
     """Device memory as a C-contiguous array.
 
@@ -71,7 +75,10 @@ class DeviceBuffer:
                     f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it"
                 )
             elif not name.startswith("_"):
-                lacking += ": streams work on its memory, and `await stream.download(buffer)` is a NumPy array of it"
+                cures = CURES.get(type(self).__name__, {})
+                lacking += ": " + cures.get(
+                    name, "streams work on its memory, and `await stream.download(buffer)` is a NumPy array of it"
+                )
             raise AttributeError(lacking, name=name, obj=self)
         span = Span(self._block.address + self._offset, self.shape, self.dtype)
         self._argument = found = self._memory.driver.argument(span)

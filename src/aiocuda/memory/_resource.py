@@ -99,6 +99,8 @@ class PoolResource:
         memory and this number does not change, the memory stays allocated for the driver.
     """
 
+    __slots__ = ("commands", "device", "driver")
+
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device

@@ -11,7 +11,7 @@ import abc
 import ctypes
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -77,7 +77,7 @@ class StagingBuffers:
     slab
         The region that small buffers are cut from.
     small
-        Addresses of the free small buffers.
+        Addresses of the small buffers that were returned. The others are cut from the slab when they are needed.
     chunks
         All chunk buffers. A dictionary in place of a set: its order is the same in each run of a simulation.
     most_chunks
@@ -86,8 +86,8 @@ class StagingBuffers:
         Counts the copies in chunks; None without `begin_advice`.
     """
 
-    __slots__ = ("_free", "_granting", "_made", "_pool", "_reactor", "_waiting", "chunks", "copy_watch", "most_chunks",
-                 "slab", "small")  # fmt: skip
+    __slots__ = ("_free", "_granting", "_made", "_pool", "_reactor", "_uncut", "_waiting", "chunks", "copy_watch",
+                 "most_chunks", "slab", "small")  # fmt: skip
 
     def __init__(self, reactor: Reactor, pool: PinnedPool, most_chunks: int | None = None) -> None:
         self._reactor = reactor
@@ -102,6 +102,7 @@ class StagingBuffers:
         self._granting = False
         self.copy_watch: CopyWatch | None = None
         self.small: list[int] = []
+        self._uncut: Iterator[int] = iter(())  # 64 addresses take 2.5 KB
         self.slab = pool.region(reactor, SLAB_BYTES)
         self.slab.when_locked(self._cut, reactor.loop)
 
@@ -109,7 +110,7 @@ class StagingBuffers:
         """Cut the slab into small buffers."""
         if self.slab.locked:
             first = self.slab.address
-            self.small = list(range(first, first + self.slab.nbytes, SMALL_BYTES))
+            self._uncut = iter(range(first, first + self.slab.nbytes, SMALL_BYTES))
 
     def begin_advice(self) -> None:
         """Look for tasks that copy much pageable memory."""
@@ -117,7 +118,7 @@ class StagingBuffers:
 
     def take_small(self) -> int | None:
         """Return the address of a small buffer; None if all are in use."""
-        return self.small.pop() if self.small else None
+        return self.small.pop() if self.small else next(self._uncut, None)
 
     def return_small(self, address: int) -> None:
         """Take a small buffer back."""
@@ -205,6 +206,7 @@ class StagingBuffers:
         self.chunks.clear()
         self._free.clear()
         self.small.clear()
+        self._uncut = iter(())
 
 
 def stage_up(

@@ -146,12 +146,12 @@ class Supply:
         """Free the memory that is kept for a stream, which is about to be destroyed, and forget its records."""
         stream = queue.handle
         kept = self.free_lists.tables()[0].get(stream, {})
-        addresses = [address for of_size in list(kept.values()) for address in of_size]
+        addresses = [*itertools.chain.from_iterable(list(kept.values()))]
         if len(self._resources) > 1:  # an adaptor does not list the addresses that it keeps
             addresses += [address for address, record in tuple(self.kept.items()) if record[0] == stream]
         for address in addresses:
             self.kept.pop(address, None)
-        for resource in (self.free_lists, *self._resources):
+        for resource in (self.free_lists, *self._resources[1:]):  # the free lists are in front of the first, the pool
             try:
                 resource.release(stream)
             except DeviceFault:

@@ -62,9 +62,10 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != package:
                 raise
-            raise ImportError(
-                f"{name} needs the package {distribution}: pip install 'aiocuda[observe]'", name=package
-            ) from error
+            from .._base._extras import install
+
+            cure = install("observe", distribution)
+            raise ImportError(f"{name} needs the package {distribution}: {cure}", name=package) from error
         value.__module__ = __name__  # the public name, for `repr` and the documentation
         globals()[name] = value
         return value

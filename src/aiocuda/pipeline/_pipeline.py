@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
-from .._base._owner import Owner
+from .._base._generic import Generic, Item, Result
+from .._base._mistakes import lacks
+from .._base._owner import Outcome, Owner
 from .._base._processor import last_level_cache, processors_within_quota
-from .._base._scope import Outcome, Scope, unlimited
-from .._base._shutdown import finish_shielded
+from .._base._scope import Scope
+from .._base._shutdown import finish_shielded, unlimited
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..device import Device
@@ -31,7 +33,8 @@ from ._ticket import Ticket
 __all__ = ["Pipeline"]
 
 
-class Pipeline(Owner):
+@lacks
+class Pipeline(Owner, Generic[Item, Result]):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
     Each stage has a stream of its own. The device orders the work of each stage after that of the stages before it, or
@@ -143,7 +146,7 @@ class Pipeline(Owner):
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None) -> PipelineRun:
+    def run(self, source: Iterable[Item] | AsyncIterable[Item], *, overlap: bool | None = None) -> PipelineRun[Result]:
         """Return the last stage's results, in the order of the source, as an asynchronous iterator.
 
         Parts of a result in the slot's memory are copied when the item's work has ended: the consumer owns its results.
@@ -182,7 +185,7 @@ class Pipeline(Owner):
         run = ActiveRun(self._resources, source)
         return run.iterate(self._one_by_one(run) if overlap is False else self._overlapped(run))
 
-    async def execute_iteration(self, item: Any) -> Any:
+    async def execute_iteration(self, item: Item) -> Result:
         """Take one item through all stages, and return the last stage's result.
 
         Concurrent calls overlap; for a plain loop, use `submit`. The items go through the stages in the order of the
@@ -198,9 +201,10 @@ class Pipeline(Owner):
             The failure of a stage, as in `run`.
         """
         await self._check_free()
-        return await self._singles.execute(item)
+        result: Result = await self._singles.execute(item)
+        return result
 
-    async def submit(self, item: Any) -> Ticket:
+    async def submit(self, item: Item) -> Ticket[Result]:
         """Wait for a free slot, begin an item in it, and return its ticket, which is awaited for the result.
 
         A plain loop over this overlaps. The items go through the stages in the order of the calls. A slot is free when
@@ -398,6 +402,10 @@ class Pipeline(Owner):
 
     def _withdraw(self) -> None:
         self._singles.withdraw()
+
+    def _unfinished(self) -> int | None:
+        is_idle = self._run is None and not self._singles.unfinished and self._open_streams is None
+        return 0 if is_idle else None
 
     async def _drain(self) -> None:
         await self._end_run()

@@ -35,9 +35,12 @@ class Plan:
         True if it is a chain of stages that are nothing but functions: none is prepared or replayed.
     stream_groups : list of tuple of int
         Groups of stages that share a stream; each stage is in one group.
-    replayed : frozenset of int
+    replayed : tuple of int
         The stages that are captured once for each slot, and replayed.
     """
+
+    __slots__ = ("ancestors", "awaits", "is_chain", "is_plain", "names", "prerequisites", "replayed", "roots",
+                 "stages", "states", "stream_groups", "successors")  # fmt: skip
 
     def __init__(
         self,
@@ -112,13 +115,13 @@ class Plan:
         groups += [(position,) for position in range(len(self.stages)) if position not in grouped]
         return sorted(groups)
 
-    def _positions_to_replay(self, replay: bool | Iterable[str]) -> frozenset[int]:
+    def _positions_to_replay(self, replay: bool | Iterable[str]) -> tuple[int, ...]:
         """Return the positions of the stages that run as graphs. ``replay`` is the argument of the pipeline."""
         if isinstance(replay, bool):
-            return frozenset(position for position, stage in enumerate(self.stages) if replay and not stage.awaits)
+            return tuple(position for position, stage in enumerate(self.stages) if replay and not stage.awaits)
         if isinstance(replay, str) or not isinstance(replay, Iterable):
             raise InvalidTypeError(f"replay is True, False or a sequence of stages' names, not {replay!r}")
-        positions = frozenset(self._position(name, "replay") for name in replay)
+        positions = tuple(sorted({self._position(name, "replay") for name in replay}))
         for position in positions:
             if self.stages[position].awaits:
                 raise InvalidArgumentError(

@@ -69,6 +69,10 @@ class PipelineResources:
         The time for which stages have the event loop; None if no stage awaits, or in virtual time.
     """
 
+    __slots__ = ("_closings", "_device_is_late", "_is_real", "_unclosed", "_users", "blocking_watch", "chain",
+                 "device", "follow", "gates", "holders", "host_use", "loop_times", "meter", "now", "numbers",
+                 "plan", "queues", "ring", "scope", "streams")  # fmt: skip
+
     def __init__(self, device: Device, plan: Plan, depth: int, scope: Scope) -> None:
         self.device = device
         self.scope = scope

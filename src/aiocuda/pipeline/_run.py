@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
+from .._base._generic import Result_co
 from .._base._shutdown import finish_shielded
 from .._base._tasks import start_task
 from .._base._types import ProcessLocal, SourceLine
@@ -29,7 +30,7 @@ __all__ = ["MAX_AT_ONCE", "ActiveRun", "PipelineRun", "as_source"]
 MAX_AT_ONCE = 16
 
 
-class PipelineRun(ProcessLocal, AsyncIterator[Any]):
+class PipelineRun(ProcessLocal, AsyncIterator[Result_co]):
     """The results of one run of a pipeline, in the order of its source. Made by `Pipeline.run`.
 
     The run begins when the first result is asked for::
@@ -44,21 +45,21 @@ class PipelineRun(ProcessLocal, AsyncIterator[Any]):
 
     __slots__ = ("__weakref__", "_closing", "_has_looped", "_loops", "_results")
 
-    def __init__(self, results: AsyncGenerator[Any, None]) -> None:
-        self._results = cast("AsyncGeneratorType[Any, None]", results)
+    def __init__(self, results: AsyncGenerator[Result_co, None]) -> None:
+        self._results = cast("AsyncGeneratorType[Result_co, None]", results)
         #: The iterators of `async for` loops over the run. A loop that ends or is left drops its iterator.
         self._loops: weakref.WeakSet[_LoopIterator] = weakref.WeakSet()
         self._has_looped = False
         self._closing: asyncio.Task[None] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Any]:  # noqa: PYI034 - each loop has an iterator of its own
+    def __aiter__(self) -> AsyncIterator[Result_co]:  # noqa: PYI034 - each loop has an iterator of its own
         """Return an iterator for one loop. Python drops it when the loop is left, and so the run notices that."""
         iterator = _LoopIterator(self)
         self._loops.add(iterator)
         self._has_looped = True
         return iterator
 
-    def __anext__(self) -> Coroutine[Any, Any, Any]:
+    def __anext__(self) -> Coroutine[Any, Any, Result_co]:
         """Return the next result.
 
         Raises
@@ -110,7 +111,7 @@ class _LoopIterator(AsyncIterator[Any]):
 
     __slots__ = ("__weakref__", "_run")
 
-    def __init__(self, run: PipelineRun) -> None:
+    def __init__(self, run: PipelineRun[Any]) -> None:
         self._run = run
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
@@ -158,7 +159,7 @@ class ActiveRun:
         self.ended = asyncio.Event()
         #: The generator of the results. When it is collected, the event loop closes it.
         self._generator: Callable[[], AsyncGenerator[Any, None] | None]
-        self._results: Callable[[], PipelineRun | None]
+        self._results: Callable[[], PipelineRun[Any] | None]
         self._ready: deque[PipelineItem | None] = deque()  # for the generator; None is the end
         self._wakeup: asyncio.Future[None] | None = None  # of the generator, while it waits for an item
         self._unreleased: dict[PipelineItem, None] = {}  # items in order
@@ -169,7 +170,7 @@ class ActiveRun:
         self._feeder: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[list[BaseException]] | None = None
 
-    def iterate(self, generator: AsyncGenerator[Any, None]) -> PipelineRun:
+    def iterate(self, generator: AsyncGenerator[Any, None]) -> PipelineRun[Any]:
         """Return the object for the consumer, which iterates over the run's generator."""
         results = PipelineRun(generator)
         self._generator, self._results = weakref.ref(generator), weakref.ref(results)

@@ -61,9 +61,9 @@ class SingleItems:
         self._resources = resources
         self.unfinished = 0
         self._index = 0  # of the next item
-        self._items: set[PipelineItem] = set()  # that hold a slot
+        self._items: dict[PipelineItem, None] = {}  # that hold a slot
         self._is_watched = False  # the loop is, because items are unfinished
-        self._tasks: set[asyncio.Task[None]] = set()  # of tickets
+        self._tasks: dict[asyncio.Task[None], None] = {}  # of tickets
         self._at_once = 0  # items that `submit` has begun in this turn of the loop
         self._has_failed = False  # has an item failed by itself, since there was no unfinished item?
         self._skipped: list[Failure] = []  # of tickets, before an item has failed by itself
@@ -88,7 +88,7 @@ class SingleItems:
         self._calls.end(began, resources.now())
         return result
 
-    async def submit(self, value: Any) -> Ticket:
+    async def submit(self, value: Any) -> Ticket[Any]:
         """Wait for a slot, begin an item in it, and return the item's ticket."""
         place = SourceLine.of_caller()
         with self._waiting("a slot"):
@@ -98,7 +98,7 @@ class SingleItems:
             if not awaits:
                 item.enqueue_stages()  # the device begins now, and not in the next turn of the loop
         finally:  # Ctrl-C, or the like, leaves a stage: the item ends as any other
-            ticket = Ticket(item.index)
+            ticket: Ticket[Any] = Ticket(item.index)
             task = self._start(item, ticket, place, item.run_stages if awaits else _nothing)
         await self._turn(task)
         return ticket
@@ -119,22 +119,22 @@ class SingleItems:
         self._at_once = 0
 
     def _start(
-        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+        self, item: PipelineItem, ticket: Ticket[Any], place: SourceLine, stages: Callable[[], Awaitable[None]]
     ) -> asyncio.Task[None]:
         """Finish the item of a ticket in a task."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             if not ticket.done():  # cancelled before its first step
                 self._start(item, ticket, place, _cancelled)
 
         task = start_task(self._complete, item, ticket, place, stages, name="aiocuda-pipeline-item")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
         return task
 
     async def _complete(
-        self, item: PipelineItem, ticket: Ticket, place: SourceLine, stages: Callable[[], Awaitable[None]]
+        self, item: PipelineItem, ticket: Ticket[Any], place: SourceLine, stages: Callable[[], Awaitable[None]]
     ) -> None:
         """Finish the item of a ticket, and set the ticket's outcome."""
         loop = _get_running_loop()
@@ -205,7 +205,7 @@ class SingleItems:
                     raise resources.scope.closed_error()
                 item = PipelineItem(resources, overlap=True, may_skip=False)
                 item.begin(slot, value, self._index, resources.now())
-                self._items.add(item)
+                self._items[item] = None
             except BaseException:
                 await resources.__aexit__()
                 raise
@@ -234,7 +234,7 @@ class SingleItems:
                 resources.ring.end(item.slot)
                 return result
             finally:
-                self._items.discard(item)
+                self._items.pop(item, None)
                 await resources.__aexit__()
         except BaseException as error:
             self._has_failed = self._has_failed or not isinstance(error, (SkippedError, asyncio.CancelledError))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import several
+from .._base._mistakes import lacks, or_none
 from .._base._types import ProcessLocal
 from .._base._user_code import add_note
 from ..completion import Operation
@@ -149,6 +150,7 @@ class EndedContents:
 ENDED: Any = EndedContents()
 
 
+@lacks
 class Slot(ProcessLocal):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
@@ -355,8 +357,11 @@ class Slot(ProcessLocal):
                 f"{found.shape} and dtype {found.dtype}: use the same, a view, or another name", name=name,
             )  # fmt: skip
 
+    @or_none
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
+        if shape is None:
+            raise InvalidTypeError(f"pinned memory has a name and a shape: slot.pinned({name!r}, shape, dtype)")
         kind, extents = _dtype_and_extents(shape, dtype)
         contents = self._contents
         memory, progress = contents.memory, contents.progress

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
+from .._base._mistakes import keywords
 from ..completion import Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -81,6 +82,12 @@ class Stage:
 
     __slots__ = ("after", "awaits", "concurrency", "function", "name", "on_error", "prepare", "timeout")
 
+    @keywords(
+        "Stage takes a name, a function, after=, prepare=, concurrency=, timeout= and on_error=",
+        **dict.fromkeys(("workers", "num_workers", "max_concurrency"), "use concurrency="),
+        depth="Pipeline(device, stages, depth=3) takes it",
+        stream="slot.stream is the stage's stream",
+    )
     def __init__(
         self,
         name: str,

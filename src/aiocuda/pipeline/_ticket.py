@@ -11,17 +11,18 @@ from typing import Any, NoReturn
 
 from .._base._checks import check_callback
 from .._base._failure import Failure, Poison
+from .._base._generic import Generic, Result_co
 from .._base._mistakes import lacks
-from .._base._scope import wrong_loop
 from .._base._types import ProcessLocal
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
+from .._base._wrong_loop import wrong_loop
 from ..errors import BusyError, InvalidTypeError
 
 __all__ = ["Ticket"]
 
 
-@lacks(cancel="its item goes on. Cancel the task that awaits the ticket; to end all items, leave the pipeline's block")
-class Ticket(ProcessLocal):
+@lacks
+class Ticket(ProcessLocal, Generic[Result_co]):
     """The result of one item of a pipeline. ``await`` it. Made by `Pipeline.submit`.
 
     Any number of tasks of the pipeline's loop can await a ticket, in any order and any number of times. Cancelling an
@@ -37,12 +38,13 @@ class Ticket(ProcessLocal):
     __slots__ = ("_error", "_failure", "_loop", "_process", "_result", "_state", "_traceback",
                  "_waiters", "index")  # fmt: skip
 
+    _result: Result_co  # set when the item has ended
+
     def __init__(self, index: int) -> None:
         self.index = index
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._state = "begun"
-        self._result: Any = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None  # of the error, where the stage raised it
         self._failure: Failure | None = None  # until a caller has received it
@@ -52,7 +54,7 @@ class Ticket(ProcessLocal):
         """True if the item has ended: the ticket has a result or a failure."""
         return self._state != "begun"
 
-    def result(self) -> Any:
+    def result(self) -> Result_co:
         """Return the result of the last stage.
 
         Raises
@@ -85,7 +87,9 @@ class Ticket(ProcessLocal):
         """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
         return False
 
-    def add_done_callback(self, fn: Callable[[Ticket], object], *, context: contextvars.Context | None = None) -> None:
+    def add_done_callback(
+        self, fn: Callable[[Ticket[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
         """Call ``fn(ticket)`` on the loop when the item has ended; in the next turn if it already has."""
         check_callback(fn, context)
         self._check_loop()
@@ -95,16 +99,16 @@ class Ticket(ProcessLocal):
         else:
             self._wake(callback)
 
-    def remove_done_callback(self, fn: Callable[[Ticket], object]) -> int:
+    def remove_done_callback(self, fn: Callable[[Ticket[Any]], object]) -> int:
         """Remove a callback. Return how many times it was registered."""
         check_callback(fn)
         return self._waiters.remove(fn)
 
-    async def wait(self) -> Any:
+    async def wait(self) -> Result_co:
         """Wait for the result, like ``await``, but as a coroutine: ``group.create_task(ticket.wait())``."""
         return await self
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, Result_co]:
         if self._state == "begun":
             self._check_loop()
             waiter: asyncio.Future[None] = self._loop.create_future()

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from .._base._checks import check_integer, flag
 from .._base._log import log
+from .._base._mistakes import lacks
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
@@ -37,6 +38,7 @@ class EventPoolStatistics(NamedTuple):
     utilisation: float  #: ``lent`` ÷ ``limit``, 0-1
 
 
+@lacks
 class EventPool(ProcessLocal):
     """Events of one device, lent to the coroutines of one event loop.
 

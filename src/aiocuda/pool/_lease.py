@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
+from .._base._mistakes import refuses
 from ..errors import AiocudaError, ClosedError, StaleHandleError
 from ..lowlevel import StreamView, resources_of
 from ..stream import CheckedStream
@@ -146,6 +147,7 @@ def new_lease(place: Place, generation: int, workload: Workload | None, on_relea
     return kind(place, generation, workload, on_release)
 
 
+@refuses(__enter__="is entered by `async with`, not `with`: `async with pool.stream() as stream`")
 class PendingLease:
     """The return value of `StreamPool.stream`: enter it with ``async with``, or await it, once."""
 
@@ -170,6 +172,9 @@ class PendingLease:
 
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on unchanged
         await self._lease.__aexit__(*exc)
+
+    def __repr__(self) -> str:
+        return "pool.stream()"
 
     if not TYPE_CHECKING:  # a type checker reports the error without it
 

@@ -55,7 +55,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._kinds: dict[Kind, Waiters[Request]] = {}  # none of them is empty
-        self._declined: set[Kind] = set()
+        self._declined: dict[Kind, None] = {}
         self._numbers = itertools.count()
 
     def add(self, request: Request) -> asyncio.Future[Place]:
@@ -86,7 +86,7 @@ class RequestQueue:
 
     def decline(self, request: Request) -> None:
         """Record that there is no stream for requests of this kind at present."""
-        self._declined.add(request.kind)
+        self._declined[request.kind] = None
 
     def retry_all(self) -> None:
         """Try all kinds again: a stream may have become available."""

@@ -98,6 +98,8 @@ class RoundRobin:
 class LoadBalanced:
     """Chooses the stream with the shortest predicted time of unfinished operations."""
 
+    __slots__ = ()
+
     name = "load_balanced"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._mistakes import keywords, lacks
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._types import Priority, SourceLine
 from .._base._user_code import LEAVES_LOOP, call
 from .._base._wakeups import Wakes
@@ -53,6 +54,7 @@ class StreamPoolStatistics(NamedTuple):
     workloads: Mapping[Workload, WorkloadStatistics]  #: durations of the leases whose operations have ended
 
 
+@lacks
 class StreamPool(Owner):
     """Streams of one device, leased to the coroutines of one event loop.
 
@@ -79,6 +81,12 @@ class StreamPool(Owner):
         Seconds that a stream beyond the minimum may be idle before it is closed.
     """
 
+    @keywords(
+        "StreamPool takes a device, minimum=, maximum=, strategy= and keep_seconds=",
+        **dict.fromkeys(
+            ("size", "n", "streams", "max_size", "max_streams", "num_streams"), "use maximum=, and minimum="
+        ),
+    )
     def __init__(
         self, device: Device, minimum: int = 1, maximum: int | None = None, *,
         strategy: StrategyName | Strategy = "load_balanced", keep_seconds: float = KEEP_SECONDS,

@@ -7,13 +7,15 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .._base._deadlock import Holder
+from .._base._generic import Generic, Item
+from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..completion import EndedRequest, StartedBatch
 from ..device import Device
-from ..errors import StaleHandleError
+from ..errors import InvalidArgumentError, StaleHandleError
 from ..lowlevel import resources_of
 from ..pipeline import Slot
 from ..stream import Stream
@@ -22,7 +24,7 @@ from ._results import is_failure
 
 __all__ = ["Batch", "BatchHooks", "End", "RunningBatch"]
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 #: A listener, and the function that its hook has returned.
 End: TypeAlias = tuple[object, Callable[[Sequence[BaseException | None]], object]]
@@ -31,6 +33,12 @@ End: TypeAlias = tuple[object, Callable[[Sequence[BaseException | None]], object
 _NUMBERS = itertools.count(1)
 
 
+@lacks
+@refuses(
+    **dict.fromkeys(
+        ("__iter__", "__len__", "__getitem__", "__array__"), "is no list: batch.items is, of batch.size items"
+    )
+)
 class Batch(ProcessLocal, Generic[Item]):
     """The items of one call, in the order in which they are served.
 
@@ -44,14 +52,15 @@ class Batch(ProcessLocal, Generic[Item]):
         The smallest of ``buckets`` that is not below the weight; without ``buckets=``, the weight.
     number : int
         Counts the batches of the batcher, from 0.
-    slot : aiocuda.pipeline.Slot or None
+    slot : aiocuda.pipeline.Slot
         Memory that stays with the stream, from batch to batch: ``slot.buffer(name, shape, dtype)`` on the device,
         ``slot.pinned(name, shape, dtype)`` on the host. Parts of results in it are copied. If anything else refers to
-        it when the next batch begins, the slot takes other memory. None without ``device=``.
-    stream : Stream or None
-        A stream that no other running batch uses. A batch ends when the work on it is done. None without ``device=``.
+        it when the next batch begins, the slot takes other memory.
+    stream : Stream
+        A stream that no other running batch uses. A batch ends when the work on it is done.
 
-    After the end of the batch, ``slot`` and ``stream`` raise `StaleHandleError`: they serve other requests.
+    Without ``device=``, ``slot`` and ``stream`` raise `InvalidArgumentError`. After the end of the batch they raise
+    `StaleHandleError`: they serve other requests.
     """
 
     __slots__ = ("_slot", "_stream", "items", "number", "padded", "weight")
@@ -67,33 +76,34 @@ class Batch(ProcessLocal, Generic[Item]):
         self._stream = stream
 
     @property
-    def slot(self) -> Slot | None:
-        if self._slot is not None:
-            try:
-                _ = self._slot.item
-            except StaleHandleError:
-                raise self._stale("slot") from None
-        return self._slot
+    def slot(self) -> Slot:
+        return self._checked("slot", self._slot)
 
     @property
-    def stream(self) -> Stream | None:
-        if self._slot is not None:
-            try:
-                _ = self._slot.item
-            except StaleHandleError:
-                raise self._stale("stream") from None
-        return self._stream
+    def stream(self) -> Stream:
+        return self._checked("stream", self._stream)
 
-    def _stale(self, name: str) -> StaleHandleError:
-        return StaleHandleError(
-            f"batch {self.number} has ended, and its {name} serves other requests: await the work before the function "
-            "returns, or give the task a stream and memory of its own, by `device.stream()` and `device.pinned(…)`"
-        )
+    def _checked(self, name: str, value: T | None) -> T:
+        """Return the slot or the stream. Raise unless the batcher has a device and the batch runs."""
+        if value is None or self._slot is None:
+            raise InvalidArgumentError(f"batch.{name} needs a device, and this batcher has none: pass device= to it")
+        try:
+            _ = self._slot.item
+        except StaleHandleError:
+            raise StaleHandleError(
+                f"batch {self.number} has ended, and its {name} serves other requests: await the work before the "
+                "function returns, or give the task a stream and memory of its own, by `device.stream()` and "
+                "`device.pinned(…)`"
+            ) from None
+        return value
 
     @property
     def size(self) -> int:
         """The number of items."""
         return len(self.items)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"<Batch {self.number}: {self.size} items, weight {self.weight}, padded to {self.padded}>"

@@ -9,23 +9,26 @@ import itertools
 import operator
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Never, Self
 
+from .._base._advice import advise, is_advice_wanted
 from .._base._checks import check_deadline
 from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
+from .._base._generic import Generic, Item, Result
 from .._base._label import LABEL
 from .._base._log import log
 from .._base._loop_watch import LoopWatch
-from .._base._owner import Owner
-from .._base._scope import Outcome, Scope
+from .._base._mistakes import keywords, lacks, refuses, unknown_keyword
+from .._base._owner import Outcome, Owner
+from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
 from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP
 from ..coordination import NodePriority, check_priority
 from ..device import Device
-from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTimeoutWarning
+from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTimeoutWarning, InvalidTypeError
 from ..lowlevel import resources_of
 from ._admission import Admission, BatchTimes
 from ._batch import Batch, BatchHooks, RunningBatch
@@ -39,15 +42,20 @@ from ._statistics import BatcherMeter, BatcherStatistics
 
 __all__ = ["MicroBatcher"]
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 _ITEM = operator.attrgetter("item")
 
 #: Seconds in which a function that is cancelled has to end.
 END_AFTER_CANCEL = 0.1
 
+#: Seconds. A longer `batch_wait_timeout_s` was probably meant in milliseconds.
+LONG_WAIT = 10.0
 
+_OPEN = "is entered by `async with`: `async with batcher`"
+_SUBMIT = "submit takes an item, priority= and deadline_s=, the seconds from now in which the caller needs the result"
+
+
+@lacks
+@refuses(__enter__=_OPEN, __await__=_OPEN, __call__="is not called: `await batcher.submit(item)` returns a result")
 class MicroBatcher(Owner, Generic[Item, Result]):
     """Collects the requests of many tasks, and calls a function with several of them at a time.
 
@@ -86,7 +94,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
         Seconds that a request waits for others while fewer than ``max_concurrent_batches`` run. 0 takes the requests
-        of one loop iteration.
+        of one loop iteration. More than 10 give a `PerformanceWarning`.
     max_concurrent_batches
         The greatest number of batches that run at a time. Each has a stream of its own.
     max_queued_requests
@@ -99,7 +107,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         A batch takes the requests in their order, up to the first one that does not fit.
     device
         Gives each batch a stream and a slot, and notifies its listeners of each batch: see `Device.listen`. Without
-        it, ``batch.stream`` and ``batch.slot`` are None.
+        it, ``batch.stream`` and ``batch.slot`` raise `InvalidArgumentError`.
 
     Raises
     ------
@@ -107,6 +115,19 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         An argument cannot be used.
     """
 
+    @keywords(
+        "help(aiocuda.serving.MicroBatcher) lists its parameters",
+        "a batcher has one positional argument, its function: MicroBatcher(infer, max_batch_size=32, device=device)",
+        **dict.fromkeys(
+            ("timeout", "timeout_s", "timeout_ms", "max_wait", "max_wait_s", "max_wait_ms", "max_latency_ms"),
+            "use batch_wait_timeout_s=, in seconds",
+        ),
+        **dict.fromkeys(("batch_size", "max_batch", "size"), "use max_batch_size="),
+        **dict.fromkeys(("concurrency", "workers", "num_workers"), "use max_concurrent_batches="),
+        **dict.fromkeys(("max_queue", "max_queue_size", "queue_size"), "use max_queued_requests="),
+        deadline_s="each request has its own: batcher.submit(item, deadline_s=…)",
+        stream="leave it out: with device=, each batch has a stream, batch.stream",
+    )
     def __init__(
         self,
         function: Callable[[Batch[Item]], Coroutine[Any, Any, Iterable[Result | BaseException]]],
@@ -123,6 +144,12 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             function, max_batch_size, batch_wait_timeout_s, max_concurrent_batches, max_queued_requests, buckets,
             weight, device,
         )  # fmt: skip
+        if options.batch_wait_timeout_s > LONG_WAIT and is_advice_wanted():
+            advise(
+                "batch wait", SourceLine.of_caller(),
+                f"a request waits up to {options.batch_wait_timeout_s:g} s for others: batch_wait_timeout_s is in "
+                "seconds, such as 0.005 for 5 ms",
+            )  # fmt: skip
         limit, places = options.max_batch_size, options.max_concurrent_batches
         self.device = device  #: the device of the streams, or None
         self._hooks = None if device is None else BatchHooks(device, options.function)
@@ -155,7 +182,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def submit(self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None) -> Result:
+    async def submit(
+        self, item: Item, *more: Never, priority: NodePriority = "normal", deadline_s: float | None = None,
+        **unknown: Never,
+    ) -> Result:  # fmt: skip
         """Return the result for an item, when its batch has ended.
 
         Cancelling the call withdraws the request. If its batch runs already, the result is discarded.
@@ -167,8 +197,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         priority
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         deadline_s
-            The caller needs the result within this number of seconds, counted from the call. None sets no limit. A
-            negative deadline has passed.
+            The caller needs the result within this number of seconds, counted from the call, at most a day. None sets
+            no limit. A negative deadline has passed.
 
         Raises
         ------
@@ -184,9 +214,9 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             A batch function has called this method, and all places are held by batches that wait in such a call. Not
             raised if the request has a deadline, and not by `submit_nowait`.
         BatchError
-            The function returned the wrong number of results, or its exception cannot be copied; this result has a part
-            in the slot's device memory, as an array of another library; or a result of the batch is an object, such as
-            a pydantic model, with a part in the memory of a graph of the program.
+            The function returned the wrong number of results, or operations; its exception cannot be copied; this
+            result has a part in the slot's device memory, as an array of another library; or a result of the batch is
+            an object, such as a pydantic model, with a part in the memory of a graph of the program.
         ClosedError
             The batcher is closed, or was left by an exception.
         InvalidArgumentError, InvalidTypeError
@@ -195,6 +225,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             The exception of the function, as an object of its own for each request, with the original as its
             ``__cause__``; the exception that the function has returned for this item; the exception of ``weight``.
         """
+        if more or unknown:
+            raise _wrong_arguments(unknown)
         future = self.submit_nowait(item, priority=priority, deadline_s=deadline_s)
         holder = HOLDER.get()
         try:
@@ -212,12 +244,15 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             del future  # the traceback of its exception refers to this frame
 
     def submit_nowait(
-        self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None
-    ) -> asyncio.Future[Result]:
+        self, item: Item, *more: Never, priority: NodePriority = "normal", deadline_s: float | None = None,
+        **unknown: Never,
+    ) -> asyncio.Future[Result]:  # fmt: skip
         """Return the future of the result for an item. `submit` has the arguments and the errors.
 
         Cancelling the future withdraws the request.
         """
+        if more or unknown:
+            raise _wrong_arguments(unknown)
         rank = check_priority(priority)
         deadline = None if deadline_s is None else check_deadline(deadline_s)
         loop = self._check_accepts()
@@ -553,6 +588,12 @@ class MicroBatcher(Owner, Generic[Item, Result]):
     def _withdraw(self) -> None:
         self._fail_queued()
 
+    def _unfinished(self) -> int | None:
+        if self._places is None or self._delivery is None:
+            return 0
+        requests = self._queue.weight + len(self._deadlines or ()) + len(self._delivery)
+        return None if requests or self._tasks or self._places.are_busy() else 0
+
     async def _drain(self) -> None:
         if self._places is not None:
             await self._answered()
@@ -613,6 +654,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             f"{len(self._running)} batches of a batcher have not ended: their function goes on after its cancellation",
             DrainTimeoutWarning,
         )
+
+
+def _wrong_arguments(unknown: Iterable[str]) -> InvalidTypeError:
+    return unknown_keyword("MicroBatcher.submit", unknown, _SUBMIT, {}) if unknown else InvalidTypeError(_SUBMIT)
 
 
 def _left() -> Iterator[ClosedError]:

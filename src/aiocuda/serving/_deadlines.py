@@ -50,6 +50,9 @@ class Deadlines:
         self._due = 0.0  # the time for which the timer is set, or up to which requests are being expired
         self._is_expiring = False
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 

@@ -59,7 +59,9 @@ class BatcherOptions:
             if is_coroutine_function(weight):
                 raise InvalidTypeError("weight is a plain function of an item: submit_nowait cannot await it")
         if device is not None and not isinstance(device, Device):
-            raise InvalidTypeError(f"device is an aiocuda.Device or None, not {type(device).__name__}")
+            raise InvalidTypeError(
+                f"device is an aiocuda.Device or None, not {device!r}: `async with aiocuda.open_device() as device`"
+            )
         return cls(
             function, size, wait, places, as_count(max_queued_requests, "max_queued_requests"),
             None if buckets is None else _checked_buckets(buckets, size), weight, device,

@@ -46,6 +46,10 @@ class Places:
                 self.leave()
                 raise
 
+    def are_busy(self) -> bool:
+        """Return whether a stream has unfinished work."""
+        return any(queue_of(stream).tail() is not None for stream in self.streams)
+
     async def drain(self) -> None:
         """Wait for the work of all streams. They accept no more."""
         if self._device is not None:

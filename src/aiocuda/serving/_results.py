@@ -6,10 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from types import CoroutineType
 from typing import Any
 
 from .._base._user_code import failure_of
 from .._base._wakeups import Wakes
+from ..completion import Operation
+from ..coordination import Node
 from ..errors import AiocudaError
 from ..pipeline import PLAIN, ResultCopies
 from ._errors import BatchError, copy_of
@@ -33,7 +36,7 @@ def outcomes(results: Any, size: int) -> list[Any]:
     Raises
     ------
     BatchError
-        It is no sequence, or has not one item for each request.
+        It is no sequence, or has not one item for each request; or an item is an operation, a node or a coroutine.
     """
     cure = f"it has to return one result, or one exception, for each of the {size} items, in their order"
     try:
@@ -55,6 +58,12 @@ def outcomes(results: Any, size: int) -> list[Any]:
             # An exception that the function returns several times is raised as several objects.
             found[position] = failure_of(copy_of(result) if id(result) in seen else result)
             seen.add(id(result))
+        elif isinstance(result, (Operation, Node, CoroutineType)):
+            raise BatchError(
+                f"result {position} of the batch is {result!r}, and not its result: "
+                "`return await aiocuda.gather(*operations)` inside the function",
+                size=size,
+            )
     return found
 
 
@@ -169,6 +178,10 @@ class Delivery:
             elif request.resolve(outcome):
                 self._meter.answered += 1
         return bool(self._pending)
+
+    def __len__(self) -> int:
+        """The number of batches whose outcomes are not set."""
+        return len(self._pending)
 
     async def drained(self) -> None:
         """Wait until all outcomes so far are set."""

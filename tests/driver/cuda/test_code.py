@@ -239,15 +239,14 @@ def test_launchers_share_nothing(driver: CudaDriver, fake: Fake) -> None:
 
 
 def test_launch_on_an_imported_stream_releases_the_gil(driver: CudaDriver, fake: Fake) -> None:
-    driver.stream_import(0, IMPORTED)
-    driver.stream_import(0, 2)
     function = _load(driver, fake, "P")
-    for stream in (IMPORTED, 2):
+    for handle in (IMPORTED, 2):
+        stream = driver.stream_import(0, handle)
         fake.forget()
         driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0)((1,))
         assert not fake.only("cuLaunchKernelEx").kept_gil
-        assert struct.unpack_from("Q", fake.launched()[0], 32) == (stream,)
-        assert (fake.only("cuLaunchKernelEx").context != 0) == (stream == 2)
+        assert struct.unpack_from("Q", fake.launched()[0], 32) == (handle,)
+        assert (fake.only("cuLaunchKernelEx").context != 0) == (handle == 2)
 
 
 def test_launcher_of_a_destroyed_stream(driver: CudaDriver, fake: Fake) -> None:

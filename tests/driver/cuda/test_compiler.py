@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from aiocuda import Kernel
+from aiocuda._base._extras import install
 from aiocuda.driver.cuda import _compiler
 from aiocuda.driver.cuda._compiler import LOG_BYTES, compile_cuda
 from aiocuda.driver.protocol import CudaSource
@@ -37,7 +39,7 @@ def _nvrtc_is_there() -> bool:
     return False
 
 
-needs_nvrtc = pytest.mark.skipif(not _nvrtc_is_there(), reason='NVRTC is not installed: pip install "aiocuda[nvrtc]"')
+needs_nvrtc = pytest.mark.skipif(not _nvrtc_is_there(), reason=f"NVRTC is not installed: {install('nvrtc')}")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the limits of the compiler's process are Linux's")
 
 SAXPY = "__global__ void saxpy(float a, const float* x, float* y, int n) { y[threadIdx.x] += a * x[threadIdx.x]; }"
@@ -454,7 +456,7 @@ def test_no_compilation_outlives_its_program() -> None:
 
 def test_without_cuda_python_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    with pytest.raises(CompilerNotFoundError, match=r'pip install "aiocuda\[nvrtc\]"'):
+    with pytest.raises(CompilerNotFoundError, match=re.escape(install("nvrtc"))):
         build()
 
 
@@ -465,7 +467,7 @@ def test_without_nvrtc_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
         raise pathfinder.DynamicLibNotFoundError(f"{name} is not installed")
 
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", absent)
-    with pytest.raises(CompilerNotFoundError, match=r'pip install "aiocuda\[nvrtc\]"'):
+    with pytest.raises(CompilerNotFoundError, match=re.escape(install("nvrtc"))):
         build()
 
 

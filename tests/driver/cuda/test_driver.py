@@ -342,13 +342,13 @@ def test_blame(driver: CudaDriver, fake: Fake, made: Things) -> None:
 
 
 def test_latch_survives_streams_of_every_kind(driver: CudaDriver, fake: Fake, made: Things) -> None:
-    driver.stream_import(1, 0)
+    default = driver.stream_import(1, 0)
     fake.answer("cuStreamQuery", 700)
     with pytest.raises(DeviceFault) as caught:
-        driver.stream_query(0)
+        driver.stream_query(default)
     assert caught.value.device == 1
     fake.forget()
-    for stream in (0, IMPORTED, made.stream):
+    for stream in (0, default, IMPORTED, made.stream):
         with pytest.raises(DeviceFault):
             driver.stream_query(stream)
     assert fake.calls() == []

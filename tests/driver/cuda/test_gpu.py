@@ -287,15 +287,15 @@ def test_imported_stream(rig: Rig) -> None:
 def test_default_stream_of_a_device(rig: Rig, handle: int) -> None:
     # No context is current on this thread, and the device's default stream is used all the same.
     driver = CudaDriver.get()
-    driver.stream_import(rig.device, handle)
+    stream = driver.stream_import(rig.device, handle)
     try:
         memory = rig.memory(256)
-        rig.affine(handle, memory, 64, 0, 5)
-        rig.finish_event(rig.record(handle))
-        rig.finish(handle)
+        rig.affine(stream, memory, 64, 0, 5)
+        rig.finish_event(rig.record(stream))
+        rig.finish(stream)
         assert (rig.look(memory, 64, "u4") == 5).all()
     finally:
-        driver.stream_destroy(handle)
+        driver.stream_destroy(stream)
 
 
 def test_captured_stream_is_left_alone_when_a_stream_is_made(rig: Rig) -> None:

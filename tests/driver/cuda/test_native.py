@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aiocuda._core._calls import read_word
-from aiocuda._core._lease import Lease
+from aiocuda._core._hot import Lease
 from aiocuda._core._native import Native
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import NativeCall, Program, RecordRefused, native_call

@@ -316,19 +316,23 @@ def test_imported_default_stream_has_its_devices_context(driver: CudaDriver, fak
     driver.stream_create(1, 0)
     primary = fake.only("cuStreamCreateWithPriority").context
     event = driver.event_create(1, False)
-    driver.stream_import(1, handle)
+    imported, other = driver.stream_import(1, handle), driver.stream_import(0, handle)
     fake.forget()
-    driver.event_record(event, handle)
-    driver.fill(handle, 0x1000, b"\x01", 5)
+    driver.event_record(event, imported)
+    driver.fill(imported, 0x1000, b"\x01", 5)
     for name in ("cuEventRecord", "cuMemsetD8Async"):
         assert fake.only(name).context == primary
         assert not fake.only(name).kept_gil
     assert fake.only("cuEventRecord").arguments[1] == handle
     assert fake.current() == 0
     with pytest.raises(WrongDeviceError):
-        driver.event_record(driver.event_create(0, False), handle)
-    with pytest.raises(WrongDeviceError, match="of device 1, not 0"):
-        driver.stream_import(0, handle)
+        driver.event_record(driver.event_create(0, False), imported)
+    driver.event_record(driver.event_create(0, False), other)
+    assert driver.stream_has_handle(other, handle)
+    driver.stream_destroy(imported)
+    with pytest.raises(StaleHandleError):
+        driver.stream_query(imported)
+    assert driver.stream_query(other)
 
 
 def test_default_stream_is_the_legacy_one_of_its_device(driver: CudaDriver, fake: Fake) -> None:

@@ -43,7 +43,6 @@ def make_app(setting: Setting, concurrent: int) -> Starlette:
 
     async def infer(batch: Batch[float]) -> list[float]:
         stream = batch.stream
-        assert stream is not None
         x, y = stream.empty(batch.size), stream.empty(batch.size)
         stream.copy(x, np.array(batch.items, np.float32))
         stream.launch(model, 1, batch.size, x, y, batch.size)

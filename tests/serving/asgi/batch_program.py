@@ -114,7 +114,6 @@ async def infer(batch: Batch[int]) -> list[int]:
     for item in batch.items:
         progress.compute(item)
     await released.wait()
-    assert batch.stream is not None
     data = await batch.stream.upload(np.array(batch.items, np.uint32))
     batch.stream.launch(SPIN, 1, 1, int(BATCH_TIME * 1e9))
     if max(batch.items) >= FAULT:

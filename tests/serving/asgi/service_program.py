@@ -152,7 +152,7 @@ async def setup(app: Starlette) -> AsyncIterator[dict[str, Any]]:
     async with aiocuda.open_device(driver="host") as device:
         await device.load(SPIN)
         await device.load(TRAP)
-        app.add_route("/ready", ready(device))  # type: ignore[arg-type]
+        app.add_route("/ready", ready(device))
         yield {"device": device}
         report(f"closes {counts}")
     report("closed")

@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 from ... import __version__
+from ..._base._extras import install
 from ..._base._off_loop import off_loop
 from ...driver.cuda import MINIMUM_VERSION, MOST_QUEUES, QUEUES, compile_cuda, queues_for, version_text
 from ...driver.protocol import CudaSource
@@ -152,7 +153,7 @@ async def check_nvrtc(machine: Machine) -> Result:
 def _compiler_cure(error: CompilerNotFoundError) -> str:
     if "set_executable" in str(error):
         return f"multiprocessing.set_executable({sys.executable!r}), before the first kernel"
-    return 'pip install "aiocuda[nvrtc]"'
+    return install("nvrtc")
 
 
 async def check_queues(machine: Machine) -> Result:

@@ -7,7 +7,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "distributed":
         raise
-    text = 'the engine "dask" needs distributed, which is not installed: pip install "aiocuda[cluster]"'
+    from ..._base._extras import install
+
+    text = f'the engine "dask" needs distributed, which is not installed: {install("cluster")}'
     raise ModuleNotFoundError(text, name=error.name) from error
 
 __all__ = ["DaskEngine"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
+from ..._base._mistakes import lacks, or_none, refuses
 from ..._base._types import ProcessLocal, SourceLine
 from ..._core import QUEUED, Operation, Ring, StreamOperation, new_operation
 from ...completion._gates import Every, Gate, Submitted
@@ -107,6 +108,8 @@ class GraphWriter:
         return repr(next(reversed(self._launches.values()), None))
 
 
+@lacks
+@refuses(__call__="is not called: graph.launch(stream) runs it")
 class Graph(ProcessLocal):
     """Work that was recorded by `aiocuda.Stream.capture`, to be launched any number of times.
 
@@ -200,6 +203,7 @@ class Graph(ProcessLocal):
         """Wait until the graph can be launched, like ``await``, but as a coroutine."""
         return await self
 
+    @or_none
     def launch(self, stream: Stream) -> Operation[None]:
         """Run all of it, in the order of a stream. ``cuGraphLaunch``.
 
@@ -263,7 +267,8 @@ class Graph(ProcessLocal):
     def _launch_by_hook(self, stream: object) -> StreamOperation[None]:
         """Launch it by the hook of the stream, if it has one. Raise unless it is a stream."""
         if not isinstance(stream, Stream):
-            raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
+            kind = type(stream).__name__
+            raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {kind}: graph.launch(stream)")
         if stream._hook is None:
             return self._launch(stream)
         queue, checker = stream_queue(stream), self._resources.checker

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,13 @@ from ..._base._checks import as_integer, check_callback, check_integer
 from ..._base._label import labelled
 from ..._base._launch import read_launch
 from ..._base._log import log
-from ..._base._mistakes import lacks
-from ..._base._owner import Owner
+from ..._base._mistakes import lacks, or_none, refuses
+from ..._base._owner import Outcome, Owner
 from ..._base._percentiles import mean_p50_p99
-from ..._base._scope import Outcome, Scope
+from ..._base._scope import Scope
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
-from ..._core import INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
+from ..._core import ENDED, INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
 from ...completion._foreign_work import handle_of
 from ...errors import BusyError, ClosedError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...kernels import Kernel
@@ -51,9 +51,6 @@ T = TypeVar("T")
 
 __all__ = ["CheckedStream", "Stream", "StreamView", "launch_converted", "open_stream", "submit_call"]
 
-_SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
-_HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
-
 _CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
 
 _LAUNCH = "launch takes shared_bytes=, label=, n= and block=; the kernel's own arguments have no keywords"
@@ -66,19 +63,8 @@ _LAUNCH_KEYWORDS = {
 }
 
 
-@lacks(
-    sync=_SYNCHRONIZE,
-    wait_stream="stream.wait(other) makes it wait for another stream",
-    wait_event="stream.wait(event) makes it wait for an event",
-    record_event="stream.record() returns an event",
-    query="stream.tail is None if all its work is done",
-    cuda_stream=_HANDLE,
-    ptr=_HANDLE,
-    handle=_HANDLE,
-    close="`await stream.aclose()` closes it, or `async with device.stream() as stream`",
-    auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
-    launch_host_func="stream.add_callback(function) runs a function after its work",
-)
+@lacks
+@refuses(__enter__="is closed by `async with`, not `with`: use `async with device.stream() as stream`")
 class Stream(EnqueuingStream, Owner):
     """Work in order, on one device, for one event loop.
 
@@ -111,9 +97,12 @@ class Stream(EnqueuingStream, Owner):
 
         def launch(self, *args: Any, **options: Any) -> Operation[None]: ...
 
+    @or_none
     def __init__(
         self, resources: DeviceResources, queue: Ring, priority: Priority, opened_at: str, owner: object = None
     ) -> None:
+        if not isinstance(resources, DeviceResources):
+            raise InvalidTypeError("a stream is made by its device: `async with device.stream() as stream`")
         self.device: Device = resources.device  #: the device that it belongs to
         self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
         self._resources = resources
@@ -551,9 +540,10 @@ class Stream(EnqueuingStream, Owner):
 
     async def _close(self) -> None:
         queue = self._queue
-        if queue.ended:
+        if queue.obstacles & ENDED:
             return
-        self._resources.streams.check_not_lent(queue)
+        if queue.rare.lent:
+            self._resources.streams.check_not_lent(queue)
         await self._life().aclose(self)
 
     def _life(self) -> Scope:
@@ -567,27 +557,23 @@ class Stream(EnqueuingStream, Owner):
         return self._scope
 
     def _refuse(self) -> None:
-        self._resources.streams.refuse(self._queue)
+        queue = self._queue
+        if not queue.obstacles & ENDED:
+            queue.rare.refuse()
 
     def _unfinished(self) -> int:
         queue = self._queue
-        return 0 if queue.ended or queue.idle else len(queue.pending) + len(queue.rare.host_queue)
+        if queue.obstacles & ENDED or not (queue.pending or queue.on_host):
+            return 0
+        return len(queue.pending) + len(queue.rare.host_queue)
 
     async def _drain(self) -> None:
         await self._resources.streams.drain([self._queue])
 
     async def _release(self, outcome: Outcome) -> None:
-        leave = self._resources.streams.give_up if outcome == "done" else self._resources.streams.leave
-        leave(self._queue)
-
-    if not TYPE_CHECKING:  # a type checker reports it by itself
-
-        def __enter__(self) -> NoReturn:
-            raise InvalidTypeError(
-                f"{self!r} is closed by `async with`, not `with`: use `async with device.stream() as stream`"
-            )
-
-        def __exit__(self, *exc: object) -> None: ...
+        queue = self._queue
+        if not queue.obstacles & ENDED and (outcome == "done" or not queue.rare.draining):
+            self._resources.streams.end(queue)
 
     async def __aenter__(self) -> Self:
         if self._queue.closed:

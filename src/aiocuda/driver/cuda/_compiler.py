@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from ..._base._extras import install
 from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
 from ..protocol import CompiledKernel, CudaSource
 from ._cache import ProgramCache
@@ -120,15 +121,15 @@ def _plan(source: CudaSource, arch: str) -> tuple[str, list[str], tuple[str, ...
 
 def _library() -> str:
     """Return the path of NVRTC, or raise `CompilerNotFoundError` with the command that installs it."""
-    cure = 'NVRTC, which compiles kernels, is not installed: pip install "aiocuda[nvrtc]"'
+    missing = "NVRTC, which compiles kernels, is not installed"
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
-        raise CompilerNotFoundError(cure) from error
+        raise CompilerNotFoundError(f"{missing}: {install('nvrtc')}") from error
     try:
         path = load_nvidia_dynamic_lib("nvrtc").abs_path
     except DynamicLibNotFoundError as error:
-        raise CompilerNotFoundError(cure) from error
+        raise CompilerNotFoundError(f"{missing}: {install('nvrtc')}") from error
     return str(path)
 
 

@@ -210,11 +210,12 @@ class Core(ProcessLocal):
         self.fast: Final = self.keep_gil if chosen_form() == "keep" else self.release_gil
 
         self.open_devices: Final[dict[int, OpenDevice]] = {}
-        self.streams: Final[dict[int, StreamInfo]] = {0: self._default_stream()}
+        #: 0 is the default stream of the device of the current context.
+        self.streams: Final = {0: StreamInfo(self.release_gil, ANY_DEVICE, 0, owned=False)}
         self.events: Final[dict[int, EventInfo]] = {}
         #: The handles of streams, events, functions and graphs that this driver creates. They are never used twice;
         #: CUDA's are: a new stream may have the address of a destroyed one. They are odd and above 1, because the
-        #: handle of an imported stream is its ``CUstream``, which is 0, 1, 2 or an address.
+        #: handle of an imported stream is its ``CUstream``, an address; 0 is the default stream, see below.
         self.handles: Final = itertools.count(3, 2)
         self.call_count = 0  # method calls that reached CUDA; `+= 1` is one step under the GIL
         self.native: Final = NativeState()
@@ -339,19 +340,13 @@ class Core(ProcessLocal):
             raise ForkedProcessError(FORKED)
         with self._import_lock:
             info = self.streams.get(stream)
-            if info is not None and info.end_import():
+            if info is None or stream == 0:
+                raise self.unknown_handle("stream", stream)
+            if info.end_import():
                 return info
-            self.streams.pop(stream, None)
-            if stream == 0:
-                self.streams[0] = self._default_stream()
-        if info is None or info.device == ANY_DEVICE:
-            raise self.unknown_handle("stream", stream)
+            del self.streams[stream]
         info.end(self._stale)
         return info
-
-    def _default_stream(self) -> StreamInfo:
-        """Return stream 0 before it is imported: the default stream of the device of the current context."""
-        return StreamInfo(self.release_gil, ANY_DEVICE, 0, owned=False)
 
     # Loading, and forks
 

@@ -10,7 +10,7 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from .._kept_streams import KeptStreams
 from . import _abi
-from ._core import ANY_DEVICE, WAIT_DEFAULT, EventInfo, StreamInfo, in_context
+from ._core import WAIT_DEFAULT, EventInfo, StreamInfo, in_context
 from ._entry import Calls, reference
 from ._native import CudaNative
 
@@ -98,59 +98,62 @@ class CudaStreams(CudaNative):
 
         The per-thread default stream is not used, because worker threads make some of the calls.
         """
+        return self._default(device, _LEGACY)
+
+    def _default(self, device: int, handle: int) -> int:
         opened = self.opened(device)
         calls = self._default_calls.get(device)
         if calls is None:
             calls = self._default_calls.setdefault(device, in_context(opened.current, self.release_gil))
         stream = next(self.handles)
-        self.streams[stream] = StreamInfo(calls, device, _LEGACY, owned=False)
+        self.streams[stream] = StreamInfo(calls, device, handle, owned=False)
         return stream
 
-    def stream_import(self, device: int, handle: int) -> None:
-        """Import another library's stream under its own handle. Each import needs its own `stream_destroy`.
+    def stream_import(self, device: int, handle: int) -> int:
+        """Import another library's stream. Each import needs its own `stream_destroy`.
 
         Calls that name the stream always release the GIL, because its hardware queue may be full. The default streams,
-        0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are then those of ``device``, in every context.
-        Any other handle must be a live ``CUstream``: CUDA dereferences it.
+        0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are those of ``device``, in every context: each
+        import of one has a new handle, because several devices may have imported them. Any other handle must be a live
+        ``CUstream``, which CUDA dereferences, and is returned.
 
         Raises
         ------
         WrongDeviceError
-            The stream belongs to another device (``cuStreamGetDevice``), or it is a default stream that was imported
-            for another device.
+            The stream belongs to another device (``cuStreamGetDevice``).
         BusyError
             The stream is being captured into a graph.
         """
+        if handle in _DEFAULT_STREAMS:
+            return self._default(device, handle)
         opened = self.opened(device)
-        if handle not in _DEFAULT_STREAMS and (handle < 0 or handle % 2):  # odd handles are this driver's own
+        if handle < 0 or handle % 2:  # odd handles are this driver's own
             raise StaleHandleError(f"{handle} is not the handle of a CUDA stream", handle=handle)
         known = self.streams.get(handle)
-        if known is not None and known.device != ANY_DEVICE:
+        if known is not None:
             if known.device != device:
                 raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
             with self._import_lock:
                 if self.streams.get(handle) is known:  # else another thread has just removed it
                     known.add_import()
-                    return
+                    return handle
         calls = self.release_gil
-        if handle in _DEFAULT_STREAMS:
-            calls = in_context(opened.current, calls)
-        else:
-            status, owner = ctypes.c_int(), ctypes.c_int()
-            self.check_code("cuStreamIsCapturing", calls.cuStreamIsCapturing(handle, ctypes.byref(status)), device)
-            if status.value:  # `cuStreamGetDevice` would make the capture fail (measured)
-                raise BusyError(f"stream 0x{handle:x} is being captured into a graph: end that capture first")
-            code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
-            self.check_code("cuStreamGetDevice", code, device)
-            self.call_count += 2
-            if owner.value != opened.handle:
-                raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
+        status, owner = ctypes.c_int(), ctypes.c_int()
+        self.check_code("cuStreamIsCapturing", calls.cuStreamIsCapturing(handle, ctypes.byref(status)), device)
+        if status.value:  # `cuStreamGetDevice` would make the capture fail (measured)
+            raise BusyError(f"stream 0x{handle:x} is being captured into a graph: end that capture first")
+        code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
+        self.check_code("cuStreamGetDevice", code, device)
+        self.call_count += 2
+        if owner.value != opened.handle:
+            raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
         with self._import_lock:
             known = self.streams.get(handle)
             if known is not None and known.device == device:  # another thread was faster
                 known.add_import()
             else:
                 self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
+        return handle
 
     def stream_device(self, handle: int) -> int:
         """Return the device of another library's stream; of a default stream that of the current context, or 0.

@@ -36,7 +36,7 @@ class Streams(Core):
         with self._lock:
             return self._machine.stream_default(device)
 
-    def stream_import(self, device: int, handle: int) -> None:
+    def stream_import(self, device: int, handle: int) -> int:
         """Import a stream by its handle.
 
         Only handles that `stream_handle` returned are known: other libraries create no streams without a GPU.
@@ -47,6 +47,7 @@ class Streams(Core):
             self._check_same_device(stream, self._check_device(device))
             self._machine.stream_import(stream)
             self._imported[handle] += 1
+        return handle
 
     def stream_handle(self, stream: int) -> int:
         """Return the first handle of the stream, which never changes. A default stream has one for all its handles."""

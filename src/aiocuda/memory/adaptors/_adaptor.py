@@ -17,6 +17,8 @@ class Adaptor:
         The wrapped resource.
     """
 
+    __slots__ = ("upstream",)
+
     def __init__(self, upstream: MemoryResource) -> None:
         if not is_resource(upstream):
             raise InvalidTypeError(

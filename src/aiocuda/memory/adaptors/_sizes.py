@@ -45,6 +45,8 @@ class SizeClassResource(Adaptor):
         Bytes that are kept for each stream in each class, at most.
     """
 
+    __slots__ = ("_kept", "_largest", "_lock", "_most_kept", "_pool", "_sizes")
+
     def __init__(self, upstream: MemoryResource, *, largest: int = ALL, most_kept: int = ALL) -> None:
         super().__init__(upstream)
         self._largest = largest
@@ -120,7 +122,8 @@ class SizeClassResource(Adaptor):
 
     def release(self, stream: int) -> None:
         """See `MemoryResource`."""
-        self._give_back(stream, ALL, 0)
+        if stream in self._kept:
+            self._give_back(stream, ALL, 0)
         with self._lock:
             self._kept.pop(stream, None)
         self.upstream.release(stream)

@@ -91,7 +91,7 @@ class Exports:
 
     def __init__(self, device_state: DeviceState, queue_of: Callable[[int], Ring]) -> None:
         self.queue_of = queue_of
-        self.returned: deque[Export] = deque()
+        self.returned: list[Export] = []  # the first is looked at next; they are few, and a deque takes 700 bytes more
         self._driver = device_state.driver
         self.is_cuda = self._driver.name == "cuda"
         self._held: dict[Export, None] = {}
@@ -349,7 +349,7 @@ class Exports:
             return  # the memory stays allocated; `DeviceMemory.close` warns of it
         for _ in range(len(self.returned) if most is None else min(most, len(self.returned))):
             try:
-                export = self.returned.popleft()
+                export = self.returned.pop(0)
             except IndexError:
                 return  # another loop has taken it
             back = False

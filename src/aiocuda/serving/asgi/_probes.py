@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
 from ..._base._checks import check_timeout
 from ..._base._faults import FAULTS
 from ...device import Device
 from ...errors import AiocudaError, ClosedError, DeviceFault, InvalidTypeError
 from ...lowlevel import OPEN_DEVICES
-from ._protocol import ASGIApp, Receive, Scope, Send, answer
+from ._protocol import Receive, Scope, Send, answer
 
 __all__ = ["Health", "Probe", "Ready", "health", "ready"]
 
@@ -18,22 +18,23 @@ __all__ = ["Health", "Probe", "Ready", "health", "ready"]
 class Probe:
     """An ASGI application that answers 200, or 503 with the problem.
 
-    It is an object and not a function: routes of Starlette call a function with a request. As an endpoint of FastAPI,
-    ``app.get("/ready")(probe)``, it is called without arguments, and returns a response.
+    It is an object and not a function: routes of Starlette call a function with a request, which the types of
+    ``add_route`` expect. As an endpoint of FastAPI, ``app.get("/ready")(probe)``, it is called without arguments. Both
+    get a response.
     """
 
     #: FastAPI reads this signature. It would take the parameters of ASGI for those of a query, and answer 422.
     __signature__: ClassVar = inspect.Signature()
 
     @overload
-    async def __call__(self) -> object: ...
+    async def __call__(self, request: Any = None, /) -> Any: ...
 
     @overload
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def __call__(
         self, scope: Scope | None = None, receive: Receive | None = None, send: Send | None = None
-    ) -> object:
+    ) -> Any:
         if scope is None or send is None:
             return _response(*_answer_to(await self.problem()))
         if scope["type"] == "websocket":
@@ -76,7 +77,7 @@ class Health(Probe):
 health = Health()
 
 
-def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
+def ready(device: Device, timeout_s: float | None = 1.0) -> Probe:
     """Return an ASGI application that answers 200 while a device works, and 503 if not, for readiness probes.
 
     Each request waits for `Device.ping`. The answer is 503 if the device does not answer within ``timeout_s`` seconds,

@@ -232,7 +232,7 @@ class StreamConformance(Conformance):
         driver, stream = rig.driver, rig.stream()
         work = probe(rig, "fill")
         name = driver.stream_handle(stream)
-        driver.stream_import(rig.device, name)
+        assert driver.stream_import(rig.device, name) == name
         hold = rig.hold(stream)
         with rig.unblocked("fill"):
             work.enqueue(name)

@@ -1,0 +1,195 @@
+"""Names that programs look for on an object: those of other libraries, and of other designs. `lacks` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["CURES"]
+
+_AWAIT = "await it first, and use its result"
+_BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
+_CALL = "`handle = await cluster.spawn(Model)`, then `await handle.call('method', …)`"
+_CLOSE = "`await {0}.aclose()` closes it, as the end of `async with` does"
+_EMPTY = "stream.empty(shape, dtype) makes a buffer"
+_HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
+_LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
+_PINNED = "device.pinned(shape, dtype) makes page-locked memory, and `async with device.pin(array)` locks an array"
+_STATISTICS = "{0}.statistics() has the figures"
+_TENSOR = "torch.from_dlpack(array) is a tensor of it, as each array with output='torch'; array.to_host() is NumPy's"
+_UNIFIED = "device.unified(shape, dtype) makes managed memory"
+
+_ARRAY = (
+    "shape dtype size ndim T numpy cpu copy_to_host to_host item tolist tobytes astype reshape sum mean max min prod "
+    "std var argmax argmin all any"
+)
+
+#: For each class: names that it lacks, separated by spaces, and what to use in their place.
+_CURES: Final[Mapping[str, Mapping[str, str]]] = {
+    "AsyncCoordinator": {
+        "launch launch_kernel queue_compute run execute submit": "coordinator.compute(kernel, grid, block, *arguments)",
+        "queue_upload": "coordinator.upload(array) copies to the device",
+        "queue_download": "coordinator.download(buffer) copies to the host",
+        "fill copy memset memcpy": "`async with coordinator.operation('transfer', writes=[buffer]) as bracket`, and "
+        "the methods of bracket.stream",
+        "empty allocate": "coordinator.compute_stream.empty(shape, dtype) makes a buffer",
+        "register begin_operation complete_operation": "`async with coordinator.operation(kind)` is for any library",
+        "synchronize synchronize_all wait_all sync": "`await coordinator.drain()` waits for all operations",
+        "allreduce": "it is called coordinator.all_reduce(buffers)",
+        "barrier": "after= orders operations, and aiocuda.StreamBarrier is for streams",
+        "detect_deadlocks": "it raises a DeadlockError by itself; AsyncCoordinator(device, deadlock_timeout=…)",
+        "stats metrics get_metrics": _STATISTICS.format("coordinator"),
+        "close": _CLOSE.format("coordinator"),
+    },
+    "Batch": {"inputs requests rows data": "batch.items has one for each request"},
+    "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
+    "Device": {
+        "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
+        "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
+        "default_stream current_stream": "there is none: device.stream() makes a stream, and each call names its own",
+        "upload to_device": "`await stream.upload(array)` makes a buffer of an array",
+        "empty zeros allocate alloc malloc": _EMPTY,
+        "copy fill launch download memcpy memset": _BLOCK,
+        "alloc_pinned allocate_pinned pin_memory": _PINNED,
+        "managed alloc_managed allocate_unified": _UNIFIED,
+        "event create_event": "stream.record() returns an event, and aiocuda.EventPool lends events to record later",
+        "capture graph": "`with stream.capture() as graph` records the work of a stream",
+        "mem_info memory_info memory_stats": "device.memory.statistics() has the figures",
+        "stats metrics get_metrics": _STATISTICS.format("device"),
+        "empty_cache": "`await device.memory.trim()` returns what is unused",
+        "close": "`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
+    },
+    "DeviceMemory": {
+        "allocate alloc malloc allocate_async": _EMPTY,
+        "deallocate free_async": "buffer.free(stream) frees a buffer in the order of a stream",
+        "stats metrics info memory_info": "device.memory.statistics() has the figures",
+        "empty_cache release_cached": "`await device.memory.trim()` returns what is unused",
+    },
+    "Event": {
+        "cancel": "a stream passes every event that it has recorded. Cancel the task that awaits it",
+        "synchronize sync": "`await event` waits for it",
+        "query is_ready is_complete is_done": "event.done() is True if it has passed",
+        "elapsed_time elapsed time_since": "start.elapsed_ms(end) is the time between two events",
+        "record": "stream.record(event=event) records it",
+        "close destroy": "event.release() ends its loan",
+    },
+    "EventPool": {
+        "get get_event acquire_event create_event": "`await pool.acquire()`, or `async with pool.borrow() as event`",
+        "acquire_timing acquire_timing_event": "`await pool.acquire(timing=True)`",
+        "put release_event return_event": "pool.release(event) ends the loan",
+        "stats metrics": _STATISTICS.format("pool"),
+    },
+    "Gathering": {"cancel": "cancel the task that awaits it, or drop each result by operation.abandon()"},
+    "Graph": {
+        "replay run execute launch_async": "graph.launch(stream) runs it",
+        "instantiate upload": "`await graph` waits until it can be launched",
+        "num_nodes": "len(graph) is the number of its operations",
+        "destroy reset": "graph.close() destroys it",
+    },
+    "Kernel": {
+        "launch run execute": f"{_LAUNCH} launches it",
+        "forall": f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
+    },
+    "ManagedContext": {
+        "sync drain synchronize_all": "`await context.synchronize()` waits for all work",
+        "upload download launch copy": "context.stream('compute') is a stream, with upload, download, launch and copy",
+        "stream_pool": "context.pool is its pool",
+        "step execute_step": "`await context.triple_buffered_step(config)`",
+        "reset": "`await context.reset_pipeline()`",
+        "is_async mode": "context.asynchronous is the mode",
+        "stats metrics": _STATISTICS.format("context"),
+        "close": _CLOSE.format("context"),
+    },
+    "MicroBatcher": {
+        "infer predict call enqueue put request": "`await batcher.submit(item)` returns the result for an item",
+        "start run": "`async with batcher` starts it",
+        "stats metrics": _STATISTICS.format("batcher"),
+        "close stop shutdown": _CLOSE.format("batcher"),
+    },
+    "Node": {"cancel": "nodes may depend on it. Cancel the task that awaits it, or withdraw it by node.abandon()"},
+    "Operation": {
+        "cancel": "a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
+        "operation.abandon()",
+        "synchronize sync": "`await operation` waits for it",
+        "query is_ready is_complete is_done": "operation.done() says whether it has finished",
+        "get": "`await operation` is its result",
+        "add_callback then": "operation.add_done_callback(function) calls a function when it has finished",
+        _ARRAY: _AWAIT,
+    },
+    "Pipeline": {
+        "execute process step": "`await pipeline.execute_iteration(item)`, or `await pipeline.submit(item)` in a loop",
+        "map": "`async for result in pipeline.run(source)`",
+        "add_stage": "Pipeline(device, stages) takes all stages, and pipeline.set_order(names) changes their order",
+        "flush drain synchronize": "the end of `async with pipeline` waits for all items",
+        "reset reset_stats": "pipeline.reset_statistics() resets its figures",
+        "stats metrics get_stats": _STATISTICS.format("pipeline"),
+        "close": _CLOSE.format("pipeline"),
+    },
+    "Slot": {"upload download launch copy fill empty": "slot.stream has the methods of a stream"},
+    "Stream": {
+        "sync synchronize_async wait_idle": "`await stream.synchronize()` waits for its work",
+        "wait_stream": "stream.wait(other) makes it wait for another stream",
+        "wait_event": "stream.wait(event) makes it wait for an event",
+        "add_dependency depends_on": "stream.wait(operation) makes it wait, and so does an event or a stream",
+        "event record_event": "stream.record() returns an event",
+        "query is_ready is_idle is_complete": "stream.tail is None if all its work is done",
+        "cuda_stream ptr handle": _HANDLE,
+        "memset memset_async": "stream.fill(buffer, value) sets all items",
+        "memcpy memcpy_async copy_async": "stream.copy(target, source), stream.upload(array), stream.download(buffer)",
+        "memcpy_htod memcpy_h2d copy_h2d to_device": "`await stream.upload(array)`, or stream.copy(buffer, array)",
+        "memcpy_dtoh memcpy_d2h copy_d2h copy_to_host": "`await stream.download(buffer)` is a NumPy array",
+        "prefetch_async prefetch_to_device prefetch_to_host": "stream.prefetch(buffer, to='device'), or to='host'",
+        "allocate alloc malloc allocate_async malloc_async": _EMPTY,
+        "free free_async deallocate": "buffer.free(stream) frees a buffer in the order of a stream",
+        "ones full": "stream.empty(shape, dtype), then stream.fill(buffer, value)",
+        "pin pinned": _PINNED,
+        "unified managed": _UNIFIED,
+        "launch_kernel run execute": _LAUNCH,
+        "begin_capture capture_begin end_capture capture_end": "`with stream.capture() as graph` records its work",
+        "stats metrics get_metrics": _STATISTICS.format("stream"),
+        "close": "`await stream.aclose()` closes it, or `async with device.stream() as stream`",
+        "auto_synchronize": "`async with device.stream() as stream` waits for its work at the end",
+        "launch_host_func add_done_callback": "stream.add_callback(function) runs a function after its work",
+    },
+    "StreamBarrier": {"arrive arrive_and_wait synchronize": "`await barrier.wait(stream)` waits for all parties"},
+    "StreamGroup": {
+        "synchronize synchronize_all sync wait wait_all": "`await group.barrier()` waits for all streams",
+        "execute parallel parallel_execute map": "`await group.run(function)` calls a function for each stream",
+        "streams": "list(group) has the streams",
+        "close": _CLOSE.format("group"),
+    },
+    "StreamPool": {
+        "acquire acquire_stream get get_stream lease borrow": "`async with pool.stream() as stream` leases a stream",
+        "release release_stream return_stream put": "a lease ends with its block, or by stream.release()",
+        "wait_any get_ready_stream": "`await pool.any_ready()` leases a stream that is idle",
+        "synchronize synchronize_all sync drain": "the end of `async with pool` waits, and `await device.drain()`",
+        "record_completion": "pool.record(workload, seconds) records a time",
+        "rebalance optimize_allocation": "pool.optimize() changes the strategy",
+        "set_strategy resize": "StreamPool(device, minimum, maximum, strategy=…) takes them",
+        "size num_streams stats metrics": _STATISTICS.format("pool"),
+        "close": _CLOSE.format("pool"),
+    },
+    "SyncArray": {"cpu cuda numpy float half long to permute view reshape size dim device": _TENSOR},
+    "Ticket": {
+        "cancel": "its item goes on. Cancel the task that awaits it; to end all items, leave the pipeline's block",
+    },
+    "TripleBuffer": {
+        "rotate swap": "ring.advance() passes the slots on",
+        "uploading get_upload_slot": "ring.upload_slot() takes a free slot",
+        "processing get_compute_slot": "ring.compute_slot() is the slot that computes, or None",
+        "downloading get_download_slot": "ring.download_slot() is the slot that downloads, or None",
+        "close": _CLOSE.format("ring"),
+    },
+    "UnifiedBuffer": {
+        "prefetch prefetch_to_device prefetch_to_host": "stream.prefetch(buffer, to='device'), or to='host'",
+        "set_read_mostly": "`await buffer.advise('read_mostly')`",
+        "set_preferred_location": "`await buffer.advise('preferred_location', to)`",
+        "set_accessed_by": "`await buffer.advise('accessed_by', to)`",
+        "numpy data": "buffer.array is a NumPy array over the memory",
+    },
+}
+
+#: For each class: names that it lacks, and what to use in their place.
+CURES: Final[Mapping[str, Mapping[str, str]]] = {
+    cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
+}

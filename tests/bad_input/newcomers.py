@@ -1,0 +1,278 @@
+"""Mistakes that newcomers make, with the error of each and words of its cure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import aiocuda
+from aiocuda import InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
+from aiocuda.cluster import open_cluster
+from aiocuda.data import DataLoader
+from aiocuda.serving import BatchError, MicroBatcher
+
+__all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
+
+AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
+BATCHER: Any = MicroBatcher
+KERNEL: Any = Kernel(
+    "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
+)
+
+
+class At(NamedTuple):
+    """The objects for the mistakes."""
+
+    device: Any
+    stream: Any
+    buffer: Any
+    operation: Any
+    event: Any
+
+
+async def items(batch: Any) -> Any:
+    return batch.items
+
+
+async def iterates(batch: Any) -> Any:
+    return list(batch)
+
+
+async def measures(batch: Any) -> Any:
+    return [0] * len(batch)
+
+
+async def indexes(batch: Any) -> Any:
+    return [batch[0]]
+
+
+async def stacks(batch: Any) -> Any:
+    return np.asarray(batch)
+
+
+async def uploads(batch: Any) -> Any:
+    return await batch.stream.upload(np.ones(3))
+
+
+async def pins(batch: Any) -> Any:
+    return batch.slot.pinned("x", 3)
+
+
+async def pins_without_shape(batch: Any) -> Any:
+    return batch.slot.pinned("x")
+
+
+async def returns_operations(batch: Any) -> Any:
+    return [batch.stream.download(batch.stream.empty(3)) for _ in batch.items]
+
+
+def batcher(*positional: Any, **options: Any) -> Any:
+    return BATCHER(items, *positional, **{"max_batch_size": 4, **options})
+
+
+async def submit(function: Any = items, *more: Any, device: Any = None, **options: Any) -> Any:
+    async with BATCHER(function, max_batch_size=4, device=device) as opened:
+        return await opened.submit(1, *more, **options)
+
+
+async def submit_now(*more: Any) -> Any:
+    async with batcher() as opened:
+        return opened.submit_nowait(1, *more)
+
+
+async def has(name: str) -> Any:
+    async with batcher() as opened:
+        return getattr(opened, name)
+
+
+def enter(thing: Any) -> None:
+    with thing:
+        raise AssertionError("it was entered")
+
+
+async def wait_for(thing: Any) -> Any:
+    return await thing
+
+
+async def coordinated(at: At, call: Callable[[Any], Any]) -> Any:
+    async with AIOCUDA.AsyncCoordinator(at.device) as coordinator:
+        return call(coordinator)
+
+
+async def pooled(at: At, call: Callable[[Any], Any]) -> Any:
+    async with AIOCUDA.StreamPool(at.device) as pool:
+        return call(pool)
+
+
+def captured(at: At) -> Any:
+    with at.stream.capture() as graph:
+        at.stream.fill(at.buffer, 0)
+    return graph
+
+
+async def open_second() -> Any:
+    async with aiocuda.open_device(1, driver="host"):
+        raise AssertionError("it was opened")
+
+
+def loader(at: At, decode: Any, **options: Any) -> Any:
+    return DataLoader(at.device, [1, 2, 3], decode=decode, **options)
+
+
+NO_LIST = "is no list: batch.items is, of batch.size items"
+ONE_POSITIONAL = "MicroBatcher(infer, max_batch_size=32, device=device)"
+WAIT = "use batch_wait_timeout_s=, in seconds"
+SUBMIT = "submit takes an item, priority= and deadline_s="
+FIELDS: Any = {"x": ((2,), np.float32)}
+
+#: (the mistake, the class of the error, words of the cure)
+MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
+    "MicroBatcher(infer, 32)": (lambda at: BATCHER(items, 32), InvalidTypeError, ONE_POSITIONAL),
+    "MicroBatcher(infer, device)": (lambda at: BATCHER(items, at.device), InvalidTypeError, ONE_POSITIONAL),
+    "MicroBatcher(timeout=)": (lambda at: batcher(timeout=1), InvalidTypeError, f"'timeout': {WAIT}"),
+    "MicroBatcher(max_wait_ms=)": (lambda at: batcher(max_wait_ms=1), InvalidTypeError, f"'max_wait_ms': {WAIT}"),
+    "MicroBatcher(stream=)": (lambda at: batcher(stream=at.stream), InvalidTypeError, "has a stream, batch.stream"),
+    "MicroBatcher(workers=)": (lambda at: batcher(workers=2), InvalidTypeError, "use max_concurrent_batches="),
+    "MicroBatcher(window=)": (lambda at: batcher(window=2), InvalidTypeError, "'window': help(aiocuda.serving.Mic"),
+    "device=open_device()": (
+        lambda at: batcher(device=quiet(aiocuda.open_device())),
+        InvalidTypeError,
+        "`async with aiocuda.open_device() as device`",
+    ),
+    "no device, upload": (lambda at: submit(uploads), InvalidArgumentError, "batch.stream needs a device"),
+    "no device, pinned": (lambda at: submit(pins), InvalidTypeError, "batch.stream and batch.slot are None"),
+    "for item in batch": (lambda at: submit(iterates), InvalidTypeError, NO_LIST),
+    "len(batch)": (lambda at: submit(measures), InvalidTypeError, NO_LIST),
+    "batch[0]": (lambda at: submit(indexes), InvalidTypeError, NO_LIST),
+    "np.asarray(batch)": (lambda at: submit(stacks), InvalidTypeError, NO_LIST),
+    "slot.pinned('x')": (
+        lambda at: submit(pins_without_shape, device=at.device),
+        InvalidTypeError,
+        "slot.pinned('x', shape, dtype)",
+    ),
+    "operations as results": (
+        lambda at: submit(returns_operations, device=at.device),
+        BatchError,
+        "`return await aiocuda.gather(*operations)` inside the function",
+    ),
+    "with batcher": (lambda at: enter(batcher()), InvalidTypeError, "`async with batcher`"),
+    "await batcher": (lambda at: wait_for(batcher()), InvalidTypeError, "`async with batcher`"),
+    "batcher(row)": (lambda at: batcher()(1), InvalidTypeError, "`await batcher.submit(item)`"),
+    "batcher.stats": (lambda at: has("stats"), AttributeError, "batcher.statistics()"),
+    "batcher.predict": (lambda at: has("predict"), AttributeError, "`await batcher.submit(item)`"),
+    "submit(row, 0.5)": (lambda at: submit(items, 0.5), InvalidTypeError, SUBMIT),
+    "submit(timeout=)": (lambda at: submit(timeout=1), InvalidTypeError, f"'timeout': {SUBMIT}"),
+    "submit_nowait(row, 0.5)": (lambda at: submit_now(0.5), InvalidTypeError, SUBMIT),
+    "deadline_s=time.time() + 1": (
+        lambda at: submit(deadline_s=time.time() + 1),
+        InvalidArgumentError,
+        "deadline_s is in seconds from now, not a time of day",
+    ),
+    "batch_wait_timeout_s=50": (
+        lambda at: at_a_new_line("BATCHER(items, max_batch_size=4, batch_wait_timeout_s=50)"),
+        PerformanceWarning,
+        "waits up to 50 s for others: batch_wait_timeout_s is in seconds, such as 0.005 for 5 ms",
+    ),
+    "Device(0)": (lambda at: AIOCUDA.Device(0), InvalidTypeError, "`async with aiocuda.open_device() as device`"),
+    "Stream(device)": (lambda at: AIOCUDA.Stream(at.device), InvalidTypeError, "`async with device.stream() as strea"),
+    "Stream()": (lambda at: AIOCUDA.Stream(), InvalidTypeError, "`async with device.stream() as stream`"),
+    "Event(device)": (lambda at: AIOCUDA.Event(at.device), InvalidTypeError, "is made by stream.record(), or lent by"),
+    "Event(timing=True)": (lambda at: AIOCUDA.Event(timing=True), InvalidTypeError, "is made by stream.record()"),
+    "event - event": (lambda at: at.event - at.event, InvalidTypeError, "start.elapsed_ms(end)"),
+    "operation.sum()": (lambda at: at.operation.sum(), AttributeError, "await it first, and use its result"),
+    "operation.tolist()": (lambda at: at.operation.tolist(), AttributeError, "await it first, and use its result"),
+    "float(operation)": (lambda at: float(at.operation), InvalidTypeError, "await it first, and use its result"),
+    "float(buffer[0])": (lambda at: float(at.buffer[0]), InvalidTypeError, "`await stream.download(buffer)`"),
+    "int(buffer[0])": (lambda at: int(at.buffer[0]), InvalidTypeError, "`await stream.download(buffer)`"),
+    "coordinator.launch()": (
+        lambda at: coordinated(at, lambda c: c.launch(KERNEL, 1, 1, at.buffer)),
+        AttributeError,
+        "coordinator.compute(kernel, grid, block, *arguments)",
+    ),
+    "coordinator.fill()": (
+        lambda at: coordinated(at, lambda c: c.fill(at.buffer, 1)),
+        AttributeError,
+        "`async with coordinator.operation('transfer', writes=[buffer]) as bracket`",
+    ),
+    "coordinator.copy()": (lambda at: coordinated(at, lambda c: c.copy(1, 2)), AttributeError, "bracket.stream"),
+    "coordinator.empty()": (
+        lambda at: coordinated(at, lambda c: c.empty(4)),
+        AttributeError,
+        "coordinator.compute_stream.empty(shape, dtype)",
+    ),
+    "with coordinator.operation()": (
+        lambda at: coordinated(at, lambda c: enter(c.operation("kernel"))),
+        InvalidTypeError,
+        "`async with coordinator.operation(kind) as bracket`",
+    ),
+    "all_reduce(op=)": (
+        lambda at: coordinated(at, lambda c: c.all_reduce([at.buffer], op="sum")),
+        InvalidTypeError,
+        "'op': it is called operation",
+    ),
+    "pool.acquire()": (lambda at: pooled(at, lambda p: p.acquire()), AttributeError, "`async with pool.stream() as st"),
+    "with pool.stream()": (
+        lambda at: pooled(at, lambda p: enter(p.stream())),
+        InvalidTypeError,
+        "`async with pool.stream() as stream`",
+    ),
+    "StreamPool(size=)": (
+        lambda at: AIOCUDA.StreamPool(at.device, size=4),
+        InvalidTypeError,
+        "'size': use maximum=, and minimum=",
+    ),
+    "stream.memset()": (lambda at: at.stream.memset(at.buffer, 0), AttributeError, "stream.fill(buffer, value)"),
+    "stream.memcpy()": (lambda at: at.stream.memcpy(1, 2), AttributeError, "stream.copy(target, source)"),
+    "stream.pinned()": (lambda at: at.stream.pinned(4), AttributeError, "device.pinned(shape, dtype)"),
+    "graph.replay()": (lambda at: captured(at).replay(), AttributeError, "graph.launch(stream)"),
+    "graph()": (lambda at: captured(at)(), InvalidTypeError, "graph.launch(stream)"),
+    "graph.launch()": (lambda at: captured(at).launch(), InvalidTypeError, "not on NoneType: graph.launch(stream)"),
+    "await device.pin(x)": (
+        lambda at: wait_for(at.device.pin(np.ones(4))),
+        InvalidTypeError,
+        "`async with device.pin(array) as pinned`",
+    ),
+    "with device.pin(x)": (
+        lambda at: enter(at.device.pin(np.ones(4))),
+        InvalidTypeError,
+        "`async with device.pin(array) as pinned`",
+    ),
+    "unified.prefetch_to_device()": (
+        lambda at: at.device.unified(4).prefetch_to_device(),
+        AttributeError,
+        "stream.prefetch(buffer, to='device')",
+    ),
+    "await open_cluster()": (
+        lambda at: wait_for(open_cluster("local", replicas=1)),
+        InvalidTypeError,
+        "`async with open_cluster(…) as cluster`",
+    ),
+    "gather([a, b])": (lambda at: AIOCUDA.gather([at.operation]), InvalidTypeError, "unpack a list, gather(*operatio"),
+    "Stage(workers=)": (lambda at: AIOCUDA.Stage("x", items, workers=2), InvalidTypeError, "use concurrency="),
+    "Stage(depth=)": (lambda at: AIOCUDA.Stage("x", items, depth=2), InvalidTypeError, "Pipeline(device, stages, dep"),
+    "ManagedContext(device=)": (
+        lambda at: AIOCUDA.ManagedContext(device=at.device),
+        InvalidTypeError,
+        "it opens the device: ManagedContext(0)",
+    ),
+    "decode(sample), with fields=": (
+        lambda at: loader(at, lambda sample: sample, fields=FIELDS),
+        InvalidTypeError,
+        "decode(sample, out), into which it writes, such as out['x'][...] = sample: this is decode(sample)",
+    ),
+    "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
+}
+
+
+def at_a_new_line(call: str) -> Any:
+    """Evaluate a call. A warning is given once for each line of a program."""
+    return eval(compile(call, f"/program/{time.monotonic_ns()}.py", "eval"), globals())
+
+
+def quiet(opening: Any) -> Any:
+    """Return what `open_device` returns, without its warning that it was never awaited."""
+    opening._begun = True
+    return opening

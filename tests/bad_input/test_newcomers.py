@@ -1,0 +1,157 @@
+"""Mistakes of newcomers: each has an error, or a warning, that names the cure."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import aiocuda
+from aiocuda import Device, Kernel, Stream
+from aiocuda._base._names import CURES
+from aiocuda._core._gather import Gathering
+from aiocuda.cluster._cluster import Cluster, ReplicaHandle
+from aiocuda.coordination._bracket import Bracket
+from aiocuda.coordination._node import Node
+from aiocuda.data._sync_batch import SyncArray
+from aiocuda.memory._allocator import DeviceMemory
+from aiocuda.pipeline import Ticket
+from aiocuda.pool._lease import LeasedStream
+from aiocuda.serving import Batch, MicroBatcher
+from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def at(device: Device, stream: Stream) -> At:
+    buffer = stream.empty(4)
+    return At(device, stream, buffer, stream.fill(buffer, 1.0), stream.record())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_mistake_is_refused_with_its_cure(at: At, mistake: str) -> None:
+    make, error, cure = MISTAKES[mistake]
+    with pytest.raises(error) as caught:
+        result = make(at)
+        if inspect.iscoroutine(result):
+            await result
+    assert type(caught.value) is error
+    assert cure in str(caught.value)
+
+
+async def test_label_without_a_block_warns() -> None:
+    with pytest.warns(RuntimeWarning, match=r"label\('x'\) labels nothing: use `with aiocuda.label\('x'\):`") as caught:
+        aiocuda.label("x")
+    assert caught[0].filename == __file__
+
+
+async def test_label_is_entered_by_several_blocks_and_decorates(at: At) -> None:
+    block = aiocuda.label("again")
+    with block:
+        with block:
+            inner = at.stream.synchronize()
+        outer = at.stream.synchronize()
+    decorated = aiocuda.label("decorated")(at.stream.synchronize)
+    labels = [each.label for each in (inner, outer, at.stream.synchronize(), decorated(), decorated())]
+    assert labels == ["again", "again", None, "decorated", "decorated"]
+
+
+async def test_what_is_right_is_taken(at: At) -> None:
+    assert await submit(deadline_s=86_400.0) == 1
+    assert await submit(deadline_s=float("inf")) == 1
+    batcher(batch_wait_timeout_s=10.0)
+    assert asyncio.iscoroutinefunction(MicroBatcher.submit)
+    assert list(inspect.signature(Device).parameters)[:2] == ["driver", "index"]
+    assert inspect.signature(aiocuda.Graph.launch).parameters["stream"].default is inspect.Parameter.empty
+    assert loader(at, lambda sample, out: None, fields=FIELDS)
+    assert loader(at, lambda sample: sample)
+    assert not inspect.isawaitable(at.buffer)  # a program may ask that of the result of a function
+    async with at.device.pin(np.ones(4)) as pinned:
+        assert pinned.shape == (4,)
+
+
+async def test_batch_with_no_items_is_true() -> None:
+    assert Batch([], 0, 0, 0, None, None)
+
+
+async def test_another_attribute_error_of_the_function_is_left_alone(at: At) -> None:
+    async def fails(batch: Any) -> Any:
+        return batch.items[0].upload
+
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'upload'"):
+        await submit(fails)
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *(aiocuda.AsyncCoordinator, Batch, Cluster, Device, DeviceMemory, aiocuda.Event, aiocuda.EventPool, Gathering),
+        *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
+        *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
+        *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
+    )
+}
+
+#: The words for objects in the cures.
+OBJECTS: dict[str, tuple[type, ...]] = {
+    "barrier": (aiocuda.StreamBarrier,),
+    "batch": (Batch,),
+    "batcher": (MicroBatcher,),
+    "bracket": (Bracket,),
+    "buffer": (aiocuda.UnifiedBuffer,),
+    "cluster": (Cluster,),
+    "context": (aiocuda.ManagedContext,),
+    "coordinator": (aiocuda.AsyncCoordinator,),
+    "device": (Device,),
+    "event": (aiocuda.Event,),
+    "graph": (aiocuda.Graph,),
+    "group": (aiocuda.StreamGroup,),
+    "handle": (ReplicaHandle,),
+    "memory": (DeviceMemory,),
+    "node": (Node,),
+    "operation": (aiocuda.Operation,),
+    "pipeline": (aiocuda.Pipeline,),
+    "pool": (aiocuda.StreamPool, aiocuda.EventPool),
+    "ring": (aiocuda.TripleBuffer,),
+    "slot": (aiocuda.Slot,),
+    "start": (aiocuda.Event,),
+    "stream": (Stream, LeasedStream),
+}
+
+
+async def test_table_of_names_has_the_classes() -> None:
+    assert CURES.keys() == CLASSES.keys()
+
+
+@pytest.mark.parametrize("cls", sorted(CURES.keys() - {"UnifiedBuffer"}))
+async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
+    for name, cure in CURES[cls].items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(CLASSES[cls], name)
+        assert str(caught.value) == f"{cls} has no {name!r}: {cure}"
+
+
+async def test_managed_buffer_lacks_the_names_of_the_table(device: Device) -> None:
+    buffer = device.unified(4)
+    for name, cure in CURES["UnifiedBuffer"].items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(buffer, name)
+        assert str(caught.value).endswith(f"no attribute {name!r}: {cure}")
+
+
+@pytest.mark.parametrize("cls", sorted(CURES))
+async def test_cures_name_what_is_there(cls: str) -> None:
+    for cure in CURES[cls].values():
+        for thing, name in re.findall(r"\b([a-z]+)\.([a-z_]+)", cure):
+            if (thing, name) != ("device", "memory") and thing in OBJECTS:  # an attribute of each instance
+                assert any(hasattr(kind, name) for kind in OBJECTS[thing]), cure
+        for name in re.findall(r"aiocuda\.([A-Z]\w+)", cure):
+            assert getattr(aiocuda, name)

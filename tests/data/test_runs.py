@@ -1,0 +1,136 @@
+"""Runs of samples: how many a worker thread takes at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda.data import DataLoader
+from aiocuda.data._fields import SampleDecoder
+from aiocuda.data._job import BatchJob, RowQueue
+from aiocuda.data._resources import TAKE_SECONDS
+from aiocuda.data._sources import BatchPlan
+from aiocuda.data._threads import ThreadDecoder
+from aiocuda.data._upload import HostSlot
+from tests.helpers import PATIENCE, quickly
+
+SIZE, MOST = 64, 1.0
+
+
+class Clock:
+    """Virtual time."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def job() -> BatchJob:
+    numbers = tuple(range(SIZE))
+    plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
+    return BatchJob(plan, HostSlot(0, None, None), lambda job: None)
+
+
+def runs(rows: RowQueue) -> list[int]:
+    found = []
+    while (taken := rows.take()) is not None:
+        found.append(len(taken[1]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("each", "jobs", "wanted"),
+    [
+        (0.0, 1, [1] * SIZE),  # not known yet
+        (MOST, 1, [1] * SIZE),
+        (MOST / 10, 1, [10] * 5 + [7, 3, 2, 1, 1]),
+        (1e-6, 1, [32, 16, 8, 4, 2, 1, 1]),
+        (1e-6, 2, [64, 32, 16, 8, 4, 2, 1, 1]),
+    ],
+)
+def test_runs_are_shares_of_the_rows_that_are_left(each: float, jobs: int, wanted: list[int]) -> None:
+    rows = RowQueue(2, MOST)
+    if each:
+        rows.note_seconds(each, 1)
+    for _ in range(jobs):
+        rows.put(job())
+    assert runs(rows) == wanted
+
+
+def decoder(rows: RowQueue, now: Callable[[], float], decode: Callable[[int], object]) -> ThreadDecoder:
+    return ThreadDecoder(SampleDecoder(None, decode), False, rows, now)
+
+
+def test_rows_after_a_slow_one_are_put_back() -> None:
+    clock, rows, one, seen = Clock(), RowQueue(2, MOST), job(), list[int]()
+
+    def decode(sample: int) -> int:
+        clock.time += 2 * MOST + 0.1 if sample == 2 else 1e-6
+        seen.append(sample)
+        return -sample
+
+    rows.note_seconds(1e-6, 1)
+    rows.put(one)
+    taken = rows.take()
+    assert taken is not None
+    assert len(taken[1]) == 32
+    assert decoder(rows, clock, decode).decode(*taken) == (False, True)
+    assert seen == [0, 1, 2]
+    assert one.results == {0: 0, 1: -1, 2: -2}
+    assert one.left == SIZE - 3
+    order = list[int]()
+    while (taken := rows.take()) is not None:
+        order += taken[1]
+        one.report(taken[1], {}, {}, one.times)
+    assert order == list(range(3, SIZE))
+    assert one.done
+
+
+def test_a_batch_that_is_not_wanted_any_more_is_not_decoded_on() -> None:
+    rows, one, seen = RowQueue(2, MOST), job(), list[int]()
+
+    def decode(sample: int) -> None:
+        seen.append(sample)
+        if sample == 2:
+            one.cancel()
+
+    rows.note_seconds(1e-6, 1)
+    rows.put(one)
+    taken = rows.take()
+    assert taken is not None
+    assert decoder(rows, Clock(), decode).decode(*taken) == (True, False)
+    assert seen == [0, 1, 2]
+    assert rows.take() is None
+
+
+@pytest.mark.asyncio
+async def test_threads_share_the_samples_that_became_slow() -> None:
+    """Of each two samples after the slow one, both are decoded at a time: else the barrier would break."""
+    barrier = threading.Barrier(2)
+
+    def decode(sample: int, out: Any) -> None:
+        if sample == SIZE:
+            end = time.monotonic() + 2 * TAKE_SECONDS["thread"] + 1e-3
+            while time.monotonic() < end:
+                pass
+        elif sample in (SIZE + 1, SIZE + 2):
+            barrier.wait(PATIENCE)
+        out["x"][...] = sample
+
+    fields: Any = {"x": ((), np.int64)}
+    async with aiocuda.open_device(driver="host") as device:
+        options: Any = {"fields": fields, "decode": decode, "batch_size": SIZE, "workers": 2, "prefetch": 1}
+        async with DataLoader(device, range(3 * SIZE), **options) as loader:
+            batches = aiter(loader)
+            for number in range(3):
+                batch = await quickly(anext(batches))
+                found = await batch.stream.download(batch["x"])
+                assert found.tolist() == list(range(number * SIZE, (number + 1) * SIZE))
