@@ -143,7 +143,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         "`async with aiocuda.open_device() as device`",
     ),
     "no device, upload": (lambda at: submit(uploads), InvalidArgumentError, "batch.stream needs a device"),
-    "no device, pinned": (lambda at: submit(pins), InvalidTypeError, "batch.stream and batch.slot are None"),
+    "no device, pinned": (lambda at: submit(pins), InvalidArgumentError, "batch.slot needs a device"),
     "for item in batch": (lambda at: submit(iterates), InvalidTypeError, NO_LIST),
     "len(batch)": (lambda at: submit(measures), InvalidTypeError, NO_LIST),
     "batch[0]": (lambda at: submit(indexes), InvalidTypeError, NO_LIST),

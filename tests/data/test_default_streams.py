@@ -12,7 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import Stream, WrongDeviceError
 from aiocuda.data import SyncBatches, sync_loader
-from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda import CudaDriver
 from tests.core.test_over_libcuda import fake, library
 from tests.data.samples import FIELDS, write
 from tests.driver.cuda.fake import Fake

@@ -18,7 +18,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError
 from aiocuda.data import DataLoader, sync_loader, sync_to_device, to_device
-from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda import CudaDriver
 from aiocuda.driver.host import HostDriver
 from tests.core.test_over_libcuda import fake, library
 from tests.data.samples import FIELDS, refuses_fives, write

@@ -45,7 +45,9 @@ def signature(function: Any) -> str | None:
             parameters=[
                 each.replace(annotation=each.empty, default=each.empty if each.default is each.empty else 0)
                 for name, each in found.parameters.items()
-                if name != "self" and (name != "unknown" or function.__name__ == "launch")
+                if name != "self"
+                and each.annotation != "Never"
+                and (name != "unknown" or function.__name__ == "launch")
             ],
             return_annotation=found.empty,
         )

@@ -123,7 +123,10 @@ async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer,
     _, device, keeper = few
     await keeper.upload(np.zeros(1 << 20))  # the slab is locked from now on
     buffers = resources_of(device).loop_states.here().staging
-    free = len(buffers.small)
+    small = list(iter(buffers.take_small, None))
+    for each in small:  # all of them have been cut from the slab
+        buffers.return_small(each)
+    free = len(small)
     leases = resources_of(device).device_state.leases
     for _ in range(3):
         with Latch(device) as latch:

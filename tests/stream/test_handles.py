@@ -166,11 +166,12 @@ async def test_a_small_copy_while_no_pinned_memory_is_free_for_it() -> None:
         stream = Stream.from_handle(device, peer.inner.stream_handle(owner._queue.handle))
         buffer = stream.empty(4)
         staging = resources_of(device).loop_states.here().staging
-        await until(lambda: staging.small, "the slab to be locked")
-        free, staging.small = staging.small, []
+        taken: list[int] = []
+        await until(lambda: taken or taken.extend(iter(staging.take_small, None)) or taken, "the slab to be locked")
         with pytest.raises(BusyError, match="none is free now"):
             stream.copy(buffer, np.ones(4, np.float32))
-        staging.small = free
+        for each in taken:
+            staging.return_small(each)
         assert await quickly(stream.copy(buffer, np.ones(4, np.float32))) is None
         with pytest.raises(BusyError, match="between the chunks"):
             stream.upload(np.zeros(1 << 20))

@@ -146,6 +146,7 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("set_aside", "loader_samples_set_aside", "Samples that have exceeded the timeout on a thread."),
         _counter("nbytes", "loader_uploaded_bytes", "Bytes that were copied to the device."),
         _gauge("workers", "loader_workers", "Samples that are decoded at a time."),
+        _counter("start_seconds", "loader_start_seconds", "Time from openings until the worker processes were ready."),
         _counter("wall_seconds", "loader_wall_seconds", "Time of all epochs."),
         _counter("source_seconds", "loader_source_seconds", "Time in which the source was read."),
         _counter("decode_seconds", "loader_decode_seconds", "Time of decoding, of all workers together."),
