@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 import types
@@ -171,6 +172,39 @@ def _bases(app: Sphinx, name: str, thing: type, options: Any, bases: list[type])
     bases[:] = [base for base in bases if is_public(base)] or [object]
 
 
+#: Members that are used before those which the source defines before them.
+_FIRST = {
+    "Stream": ("empty", "zeros", "empty_like", "upload", "copy", "fill", "launch", "submit", "download"),
+    "Device": ("stream", "load", "pinned", "pin", "unified", "offload"),
+    "Operation": ("wait", "done", "result", "exception", "state"),
+    "Pipeline": ("submit", "run", "execute_iteration"),
+    "TripleBuffer": ("slot", "upload_slot", "compute_slot", "download_slot", "advance", "acquire", "release"),
+    "Graph": ("launch", "update", "wait"),
+    "Event": ("done", "wait", "elapsed_ms"),
+    "Kernel": ("compile",),
+}
+
+
+def _order_members(app: Sphinx) -> None:
+    """Let classes that are shown under a public package have their members in the order of use, or of the source.
+
+    autodoc looks for that order in the file of the package, finds nothing, and sorts by name.
+    """
+    from sphinx.pycode import ModuleAnalyzer
+
+    packages = [each.name for each in pkgutil.iter_modules(aiocuda.__path__, "aiocuda.") if "._" not in each.name]
+    for package in ["aiocuda", *packages]:
+        module = importlib.import_module(package)
+        analyzer = ModuleAnalyzer.for_module(package)
+        analyzer.analyze()
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)  # imported now, and not with the package
+            if inspect.isclass(thing) and thing.__module__ == package:
+                of_source = (member for kind in thing.__mro__ for member in vars(kind))
+                for member in dict.fromkeys([*_FIRST.get(thing.__name__, ()), *of_source]):
+                    analyzer.tagorder.setdefault(f"{thing.__name__}.{member}", len(analyzer.tagorder))
+
+
 def _without_object(app: Sphinx, doctree: Any) -> None:
     """Remove the line of the bases of a class that has no public one."""
     from docutils import nodes
@@ -200,6 +234,7 @@ def _sidebar_of_maintainers(app: Sphinx, page: str, template: str, context: dict
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _stub_libraries()
+    app.connect("builder-inited", _order_members)
     app.connect("autodoc-process-bases", _bases)
     app.connect("doctree-read", _without_object)
     app.connect("html-page-context", _sidebar_of_maintainers, priority=900)  # after furo's own
