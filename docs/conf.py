@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 import aiocuda
@@ -159,9 +161,83 @@ def _stub_libraries() -> None:
             sys.modules[name] = stub
 
 
+def _bases(app: Sphinx, name: str, thing: type, options: Any, bases: list[type]) -> None:
+    """Leave private base classes out: those that no public package of the library exports."""
+
+    def is_public(base: Any) -> bool:
+        base = typing.get_origin(base) or base
+        package, name = base.__module__.partition("._")[0], getattr(base, "__name__", "")
+        return not package.startswith("aiocuda") or getattr(sys.modules[package], name, None) is base
+
+    bases[:] = [base for base in bases if is_public(base)] or [object]
+
+
+#: Members that are used before those which the source defines before them.
+_FIRST = {
+    "Stream": ("empty", "zeros", "empty_like", "upload", "copy", "fill", "launch", "submit", "download"),
+    "Device": ("stream", "load", "pinned", "pin", "unified", "offload"),
+    "Operation": ("wait", "done", "result", "exception", "state"),
+    "Pipeline": ("submit", "run", "execute_iteration"),
+    "TripleBuffer": ("slot", "upload_slot", "compute_slot", "download_slot", "advance", "acquire", "release"),
+    "Graph": ("launch", "update", "wait"),
+    "Event": ("done", "wait", "elapsed_ms"),
+    "Kernel": ("compile",),
+}
+
+
+def _order_members(app: Sphinx) -> None:
+    """Let classes that are shown under a public package have their members in the order of use, or of the source.
+
+    autodoc looks for that order in the file of the package, finds nothing, and sorts by name.
+    """
+    from sphinx.pycode import ModuleAnalyzer
+
+    packages = [each.name for each in pkgutil.iter_modules(aiocuda.__path__, "aiocuda.") if "._" not in each.name]
+    for package in ["aiocuda", *packages]:
+        module = importlib.import_module(package)
+        analyzer = ModuleAnalyzer.for_module(package)
+        analyzer.analyze()
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)  # imported now, and not with the package
+            if inspect.isclass(thing) and thing.__module__ == package:
+                of_source = (member for kind in thing.__mro__ for member in vars(kind))
+                for member in dict.fromkeys([*_FIRST.get(thing.__name__, ()), *of_source]):
+                    analyzer.tagorder.setdefault(f"{thing.__name__}.{member}", len(analyzer.tagorder))
+
+
+def _without_object(app: Sphinx, doctree: Any) -> None:
+    """Remove the line of the bases of a class that has no public one."""
+    from docutils import nodes
+
+    for line in [line for line in doctree.findall(nodes.paragraph) if line.astext() == "Bases: object"]:
+        line.parent.remove(line)
+
+
+def _sidebar_of_maintainers(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Give the pages below ``maintainers.md`` a sidebar of their own. Furo's has the pages below ``index.md``."""
+    from furo.navigation import get_navigation_tree
+    from sphinx import addnodes
+    from sphinx.environment.adapters.toctree import TocTree
+
+    root = "maintainers"
+    if page != root and page not in app.env.toctree_includes.get(root, ()):
+        return
+    trees = app.env.get_doctree(root).findall(addnodes.toctree)
+    resolved = [
+        TocTree(app.env).resolve(page, app.builder, tree, prune=False, titles_only=True, includehidden=True)
+        for tree in trees
+    ]
+    html = "".join(app.builder.render_partial(tree)["fragment"] for tree in resolved if tree is not None)
+    context["furo_navigation_tree"] = get_navigation_tree(html)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _stub_libraries()
+    app.connect("builder-inited", _order_members)
+    app.connect("autodoc-process-bases", _bases)
+    app.connect("doctree-read", _without_object)
+    app.connect("html-page-context", _sidebar_of_maintainers, priority=900)  # after furo's own
     app.connect("autodoc-process-signature", _signature)
     app.connect("source-read", _read)
     app.add_search_language(_search_with_numbers())

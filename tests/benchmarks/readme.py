@@ -2,8 +2,8 @@
 
 ``docs/benchmarks`` has the latest run of each row on each machine; where only an older run has the times of other
 libraries, that one (``h200.json``). Git keeps the rest. README has a few rows of ``h200.json`` and
-``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, and then the limits of the project,
-``docs/how-to/batch-size.md`` two servers of ``host-serving.json``, and ``docs/how-to/data-loader.md`` and
+``h200-peers.json``, ``docs/benchmarks.md`` has all rows of all files, ``docs/reference/limits.md`` the limits of the
+project, ``docs/how-to/service.md`` two servers of ``host-serving.json``, and ``docs/how-to/data-loader.md`` and
 ``docs/how-to/training.md`` some rows of ``h200-loaders.json``. ``python -m tests.benchmarks.readme`` writes the tables
 between the markers of these pages, and the file with the published figures that ``aiocuda bench`` shows; with
 ``--check`` it compares, and exits with 1 if a page or that file differs. Each table has the version, the commit, and
@@ -60,7 +60,7 @@ SECTIONS = {
     "h200-x2-cluster": "Replicas on two GPUs",
 }
 
-#: The loads of the table in ``docs/how-to/batch-size.md``.
+#: The loads of the table in ``docs/how-to/service.md``.
 LOADS = (0.5, 0.8, 0.95, 1.5)
 
 #: The columns of README's table for peers, and the beginnings of the names of their peers.
@@ -70,8 +70,11 @@ LIBRARIES = {"PyTorch": "torch", "CuPy": "cupy"}
 #: The file in the package with the published figures.
 PUBLISHED = Path("src", "aiocuda", "cli", "published.json")
 
+#: The page with the tables of `limits`.
+LIMITS = Path("docs", "reference", "limits.md")
+
 #: The page with the table of `concurrency_table`.
-CONCURRENCY = Path("docs", "how-to", "batch-size.md")
+CONCURRENCY = Path("docs", "how-to", "service.md")
 
 #: The tables of `loaders_table`: a page, and the cases that it shows, in plain words.
 LOADERS: dict[Path, dict[str, str]] = {
@@ -149,7 +152,7 @@ def short_table(folder: Path) -> str:
         beside = _load(older)
         rows |= {row["name"]: (row, " *") for row in beside["rows"] if row["n"]}
         measured += f"; the rows with * with {_code(beside)}"
-    lines = [_cells("", "aiocuda", *LIBRARIES, "limit"), "|---" * (len(LIBRARIES) + 3) + "|"]
+    lines = [_cells("", "aiocuda", *LIBRARIES, "driver alone"), "|---" * (len(LIBRARIES) + 3) + "|"]
     for name, title in FIGURES.items():
         if name not in rows:
             raise ReadmeError(f"{path} has no figures of {name}, which README's table shows")
@@ -175,36 +178,35 @@ def _value(value: float | None, unit: str) -> str:
 
 
 def section(folder: Path) -> str:
-    """Return the tables of all files, one for each machine, and then those of the limits, for ``docs/benchmarks.md``.
+    """Return the tables of all files, one for each machine, for ``docs/benchmarks.md``."""
+    reports = _reports(folder)
+    if not reports:
+        return "No figures have been recorded yet: `make bench` measures them.\n"
+    return "\n".join(_table(path, report) for path, report in reports.items())
 
-    ``local.json`` and ``local-serving.json`` are what `make bench` writes without a name: git ignores them, and so does
-    the page.
+
+def limits(folder: Path) -> str:
+    """Return the tables of the limits of all files, for ``docs/reference/limits.md``."""
+    reports = _reports(folder).values()
+    return "\n".join(_limits(report) for report in reports if any(row["checks"] for row in report["rows"]))
+
+
+def _reports(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the files of a folder, in the order of the page.
+
+    ``local.json`` and ``local-serving.json`` are what `make bench` writes without a name: git ignores them, and so do
+    the pages.
     """
     order = list(SECTIONS)
     files = sorted(
         (path for path in folder.glob("*.json") if not path.name.startswith("local")),
         key=lambda path: (order.index(path.stem) if path.stem in order else len(order), path.stem),
     )
-    if not files:
-        return "No figures have been recorded yet: `make bench` measures them.\n"
-    reports = {path: _load(path) for path in files}
-    return "\n".join(
-        [
-            *(_table(path, report) for path, report in reports.items()),
-            "## Limits of the project\n",
-            "The project holds these figures to limits that it has set for itself. Each cell has a figure of the row, "
-            "and its limit in brackets; a missed limit is bold.\n",
-            *(
-                _limits(path, report)
-                for path, report in reports.items()
-                if any(row["checks"] for row in report["rows"])
-            ),
-        ]
-    )
+    return {path: _load(path) for path in files}
 
 
 def concurrency_table(folder: Path) -> str:
-    """Return the table of ``docs/how-to/batch-size.md``: our server with two batches at a time, and with one."""
+    """Return the table of ``docs/how-to/service.md``: our server with two batches at a time, and with one."""
     path = folder / "host-serving.json"
     report = _load(path)
     curves = {curve["server"]: curve for curve in report.get("curves", ())}
@@ -282,8 +284,8 @@ def _table(path: Path, report: Mapping[str, Any]) -> str:
     lines = [
         f"## {SECTIONS.get(path.stem, path.stem)}",
         "",
-        f"{_machine(report)}, Python {report['versions']['python']}, {_code(report)}. Medians of one run of "
-        f"`{report['command']}` ([`{path.name}`](benchmarks/{path.name})).{sizes}",
+        f"{_machine(report)}, Python {report['versions']['python']}, {_code(report)}. Medians of one run "
+        f"([`{path.name}`](benchmarks/{path.name}), with its command).{sizes}",
         "",
         "| | aiocuda | p99 | baseline | others |",
         "|---|---|---|---|---|",
@@ -294,7 +296,7 @@ def _table(path: Path, report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _limits(path: Path, report: Mapping[str, Any]) -> str:
+def _limits(report: Mapping[str, Any]) -> str:
     """Return the limits of a file's rows."""
     rows = [_cells(row["title"], _checks(row["checks"])) for row in report["rows"] if row["checks"]]
     return "\n".join([f"{_machine(report)}, {_code(report)}:", "", "| | measured (limit) |", "|---|---|", *rows, ""])
@@ -409,6 +411,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pages: dict[Path, Callable[[Path], str]] = {
         given.root / "README.md": short_table,
         given.root / "docs" / "benchmarks.md": section,
+        given.root / LIMITS: limits,
         given.root / CONCURRENCY: concurrency_table,
         **{given.root / page: partial(loaders_table, cases=cases) for page, cases in LOADERS.items()},
     }

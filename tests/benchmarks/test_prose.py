@@ -52,7 +52,7 @@ SENTENCES = [
     ),
     ("how-to/launch-host-func.md", "of an operation of aiocuda is {} µs late there", [of(*STALL)]),
     (
-        "how-to/warnings.md",
+        "how-to/troubleshooting.md",
         "memory reach {} to {} GB/s with four threads, and copies of pinned memory {} GB/s",
         [of("h200", "pageable_down"), of(*UP), PINNED],
     ),
@@ -98,24 +98,6 @@ def services() -> list[tuple[str, str, list[float]]]:
     return found
 
 
-def loaders() -> list[tuple[str, str, list[float]]]:
-    """Return the rows of the table of loaders."""
-    found = []
-    for name, row in (
-        ("9.6 MB, one copy; 0.2 ms", "memcpy_9.6_MB_step_0.2_ms"),
-        ("9.6 MB, one copy; 1 ms", "memcpy_9.6_MB_step_1_ms"),
-        ("1 MB, one copy; 10 ms", "memcpy_1_MB_step_10_ms"),
-        ("66 KB, one copy; 0.2 ms", "memcpy_66_KB_step_0.2_ms"),
-        ("4 KB, one copy; 0.02 ms", "memcpy_4.1_KB_step_0.02_ms"),
-        ("64 images of 150 KB, a copy each; 0.2 ms", "images_9.6_MB_step_0.2_ms"),
-        ("64 images, decoded from PNG; 1 ms", "png_9.6_MB_step_1_ms"),
-    ):
-        thread, process = (("h200-loaders", f"loader_{kind}_{row}") for kind in ("thread", "process"))
-        figures = [of(*thread, "peers", "serial"), of(*thread), of(*process), of(*process, "baseline")]
-        found.append(("how-to/data-loader.md", f"| {name} | {{}} | {{}} | {{}} | {{}} |", figures))
-    return found
-
-
 def waits() -> list[tuple[str, str, list[float]]]:
     """Return the rows of the table of waits."""
     durations = {
@@ -139,7 +121,7 @@ def waits() -> list[tuple[str, str, list[float]]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "text", "figures"), [*SENTENCES, *services(), *loaders(), *waits()])
+@pytest.mark.parametrize(("page", "text", "figures"), [*SENTENCES, *services(), *waits()])
 def test_figures_of_a_page_are_those_of_the_file(page: str, text: str, figures: list[float]) -> None:
     pattern = r"\**(\d[\d .]*\d|\d)\**".join(map(re.escape, text.split("{}")))
     found = re.findall(pattern, " ".join((DOCS / page).read_text(encoding="utf-8").split()))

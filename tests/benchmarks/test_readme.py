@@ -1,4 +1,4 @@
-"""The tables of README and of docs/benchmarks.md agree with the files."""
+"""The tables of README and of the pages of figures agree with the files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FIGURES, LOADERS = readme.FIGURES, readme.LOADERS
 
 
 def pages_of(root: Path) -> list[Path]:
-    return [root / page for page in (Path("README.md"), Path("docs", "benchmarks.md"), readme.CONCURRENCY, *LOADERS)]
+    pages = (Path("README.md"), Path("docs", "benchmarks.md"), readme.LIMITS, readme.CONCURRENCY, *LOADERS)
+    return [root / page for page in pages]
 
 
 @pytest.fixture
@@ -79,8 +80,9 @@ def test_pages_agree_with_the_files(project: Path) -> None:
         assert "\nold\n" not in text
 
 
-def test_figures_are_first_and_the_limits_of_the_project_last(project: Path) -> None:
-    figures, _, limits = readme.section(project / "docs" / "benchmarks").partition("## Limits of the project\n")
+def test_figures_and_the_limits_of_the_project_have_a_page_each(project: Path) -> None:
+    folder = project / "docs" / "benchmarks"
+    figures, limits = readme.section(folder), readme.limits(folder)
     assert figures.startswith("## Operations, copies and pipelines\n")
     for text in (figures, limits):
         assert "NVIDIA H200" in text
@@ -100,7 +102,8 @@ def test_each_table_has_version_and_commit_and_says_if_the_code_differed(project
     )
     tables = {
         readme.short_table(folder): [clean],
-        readme.section(folder): [clean, clean, changed, clean, clean],
+        readme.section(folder): [clean, clean, changed],
+        readme.limits(folder): [clean],
         readme.concurrency_table(folder): [changed],
         readme.loaders_table(folder, {"png_1_MB": "a megabyte"}): [clean],
     }

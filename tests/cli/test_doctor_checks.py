@@ -203,7 +203,7 @@ def test_right_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_variables_are_those_of_the_documentation() -> None:
-    page = (ROOT / "docs" / "how-to" / "environment.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text("utf-8")
     assert set(re.findall(r"^\| `(AIOCUDA_\w+)` \|", page, re.MULTILINE)) == VARIABLES.keys()
 
 

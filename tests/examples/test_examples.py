@@ -57,6 +57,7 @@ PRINTS = {
         r"1000 requests answered, all right: True\n"
         r"the killed replica serves again, in epoch 2\n"
     ),
+    "12_gather": r"\[0, 5, 10, 15, 20, 25, 30, 35\] at most 3 at a time\n",
     "ports/output_loop": (
         rf"asked every millisecond: {NUMBER} ms a step, {NUMBER} ms of a processor\n"
         rf"aiocuda\.wait: {NUMBER} ms a step, {NUMBER} ms of a processor\n"
@@ -136,8 +137,8 @@ def test_each_example_is_here() -> None:
     assert {str(path.relative_to(examples).with_suffix("")) for path in found} == set(PRINTS)
 
 
-def test_ports_are_short() -> None:
-    for path in (ROOT / "examples" / "ports").glob("*.py"):
+def test_ports_and_the_program_of_readme_are_short() -> None:
+    for path in ((ROOT / "examples" / "12_gather.py"), *(ROOT / "examples" / "ports").glob("*.py")):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 60, path
 
 

@@ -6,14 +6,14 @@ all numbers in it may differ, after ``<!-- the figures and the order vary -->`` 
 ``<!-- the figures and the end of "TEXT" vary -->`` also what follows TEXT at the start of a line. An HTML comment
 directly before a block of Python changes how it is run:
 
-===============================  ==========================================================================
-``<!-- run … -->``               lines around the block, which replaces a line of three dots in them
-``<!-- run as above -->``        the lines of the comment before it on the page
-``<!-- run in FILE -->``         lines around the block, in a file of ``tests/project/around``
-``<!-- run in the program -->``  the first program of the page, with the block above ``asyncio.run(main())``
-``<!-- pytest … -->``            as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
-``<!-- pytest of FILE.py -->``   a file of tests beside the first program of the page, which is FILE.py
-===============================  ==========================================================================
+======================================  ===================================================================
+``<!-- run … -->``                      lines around the block, which replaces a line of three dots in them
+``<!-- run as above -->``               the lines of the comment before it on the page
+``<!-- run in FILE -->``                lines around the block, in a file of ``tests/project/around``
+``<!-- run in the program -->``         the first program of the page, with the block above ``asyncio.run(main())``
+``<!-- pytest … -->``                   as ``run``, for a file of tests: pytest runs it, with the page's ``toml`` block
+``<!-- pytest of FILE, block N -->``    a file of tests beside a block of the page, which is FILE; 1 without ``N``
+======================================  ===================================================================
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def blocks(page: Path) -> list[Block]:
             around, inserted = END.subn(r"...\n\n\n\g<0>", found[0].code)
             assert inserted == 1, f"{page.name}: the first program has no last line asyncio.run(main())"
         elif around.startswith(" of "):
-            files = {around.split()[1]: found[0].shown}
+            file, _, number = around.strip().removeprefix("of ").partition(", block ")
+            files = {file: found[int(number or 1) - 1].shown}
             around = "..."
         elif around.startswith(" in "):
             around = (AROUND / around.split()[1]).read_text(encoding="utf-8")
@@ -206,12 +207,39 @@ def test_blocks_compile_and_import_names_that_exist() -> None:
     assert missing == []
 
 
+#: How-tos that are about commands, or tables to look something up.
+WITHOUT_PROGRAM = {"command-line.md", "coming-from.md", "deploy.md", "install.md", "troubleshooting.md", "which-one.md"}
+
+
+def test_each_how_to_begins_with_a_complete_program() -> None:
+    wrong = []
+    for page in sorted((DOCS / "how-to").glob("*.md")):
+        before = page.read_text(encoding="utf-8").partition("\n## ")[0]
+        first = before.partition("```python\n")[2].partition("\n```")[0]
+        is_complete = re.search(r"^ *asyncio\.run\(main\(\)\)$|^async def test_|^app = ", first, re.MULTILINE)
+        if page.name not in WITHOUT_PROGRAM and not is_complete:
+            wrong.append(page.name)
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "tutorial").glob("*.md")), ids=lambda page: page.name)
 def test_the_answer_of_each_exercise_runs_in_the_program_of_its_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     exercise = text.count("\n", 0, text.index("\n## Exercise\n"))
     answers = [block.how for block in blocks(page) if int(block.place.partition(":")[2]) > exercise]
     assert answers == ["run in the program"]
+
+
+def test_each_line_of_the_table_of_which_one_runs(programs: ForkingProcess, tmp_path: Path) -> None:
+    text = (DOCS / "how-to" / "which-one.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!you have|---)", text, re.MULTILINE)
+    lines = re.findall(r"^\| [^|]+ \| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(lines) == len(rows) >= 15
+    before, _, after = DOTS.split((AROUND / "which_one.txt").read_text(encoding="utf-8"), maxsplit=1)
+    program = before + textwrap.indent("\n".join(lines), " " * 8) + after
+    (tmp_path / "page.py").write_text(program, encoding="utf-8")
+    finished = programs.run(["page.py"], tmp_path, {"AIOCUDA_DRIVER": "host"})
+    assert (finished.status, SLOW.sub("", finished.errors)) == (0, ""), program + finished.errors
 
 
 def test_the_page_about_installation_names_this_version() -> None:
@@ -222,7 +250,8 @@ def test_the_page_about_installation_names_this_version() -> None:
 
 def test_each_environment_variable_is_documented() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    explained = (DOCS / "how-to" / "environment.md").read_text(encoding="utf-8")
+    pages = (DOCS / "how-to" / "deploy.md", DOCS / "explanation" / "testing.md")
+    explained = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert {name for name in re.findall(r"AIOCUDA_[A-Z_]+", text) if f"`{name}`" not in explained} == set()
 
 

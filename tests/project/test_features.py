@@ -1,6 +1,8 @@
-"""The public names in docs/reference/features.md exist. `test_collected` checks the tests that it names."""
+"""Features name public names that exist, and guarantees promises. `test_collected` checks the tests that they name."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -8,6 +10,9 @@ from tests.project.features import Row, read, resolve
 from tests.project.tree import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "features.md"
+
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+PROMISES = ROOT / "docs" / "reference" / "promises.md"
 
 
 def missing(rows: list[Row]) -> list[str]:
@@ -32,6 +37,15 @@ def test_rows_are_in_order_and_complete() -> None:
 def test_names_resolve() -> None:
     pytest.importorskip("nvtx")  # has no wheel for the newest Python at first
     assert missing(read(PAGE.read_text(encoding="utf-8"))) == []
+
+
+def test_each_of_the_twenty_guarantees_is_a_promise() -> None:
+    text = GUARANTEES.read_text(encoding="utf-8")
+    sentences = re.findall(r"^(\d+)\. (.*(?:\n +.*)*)", text, re.MULTILINE)
+    assert [int(number) for number, _ in sentences] == [*range(1, 21)]
+    promises = {row.id for row in read(PROMISES.read_text(encoding="utf-8"))}
+    named = {number: {*re.findall(r"\[(P\d+)\]", sentence)} for number, sentence in sentences}
+    assert {number: found for number, found in named.items() if not found or found - promises} == {}
 
 
 def test_missing_name_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Links of the documentation: their files and headings exist, and each page is in the table of contents once."""
+"""Links of the documentation: their files and headings exist, and each page is in one of the two sidebars once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import pytest
 from tests.project.tree import ROOT
 
 DOCS = ROOT / "docs"
-INDEX = DOCS / "index.md"
+#: The root of each sidebar: of the users, and of the maintainers.
+ROOTS = [DOCS / "index.md", DOCS / "maintainers.md"]
+
+#: Links in the sidebar of the users.
+MOST_LINKS = 48
+
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
 
 FENCE = re.compile(r"^(`{3,}|~{3,})(.*?)^\1$", re.MULTILINE | re.DOTALL)
@@ -44,12 +49,16 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
-def test_each_page_is_in_the_table_of_contents_once() -> None:
-    entries = [
-        line
-        for tree in TOCTREE.findall(INDEX.read_text(encoding="utf-8"))
-        for line in tree.splitlines()
-        if line and not line.startswith(":")
-    ]
-    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES if path != INDEX]
-    assert sorted(entries) == sorted(pages)
+def sidebar(root: Path) -> list[str]:
+    """Return the pages in the sidebar of a root page."""
+    trees = TOCTREE.findall(root.read_text(encoding="utf-8"))
+    return [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+def test_each_page_is_in_one_sidebar_once() -> None:
+    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES if path not in ROOTS]
+    assert sorted(entry for root in ROOTS for entry in sidebar(root)) == sorted(pages)
+
+
+def test_the_sidebar_of_the_users_is_short() -> None:
+    assert len(sidebar(ROOTS[0])) <= MOST_LINKS

@@ -68,7 +68,7 @@ def test_batch_begins_when_it_is_full_or_its_first_request_has_waited() -> None:
 
 
 def test_two_batches_at_a_time_answer_later_at_half_load() -> None:
-    """The table of `docs/how-to/batch-size.md`: two batches that share a device each take the time of both."""
+    """The table of `docs/how-to/service.md`: two batches that share a device each take the time of both."""
 
     def median(concurrent: int) -> float:
         chance = random.Random(1)
