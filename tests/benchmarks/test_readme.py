@@ -103,7 +103,7 @@ def test_each_table_has_version_and_commit_and_says_if_the_code_differed(project
     tables = {
         readme.short_table(folder): [clean],
         readme.section(folder): [clean, clean, changed],
-        readme.limits(folder): [clean],
+        readme.limits(folder): [clean, clean],
         readme.concurrency_table(folder): [changed],
         readme.loaders_table(folder, {"png_1_MB": "a megabyte"}): [clean],
     }

@@ -216,7 +216,8 @@ def test_each_how_to_begins_with_a_complete_program() -> None:
     for page in sorted((DOCS / "how-to").glob("*.md")):
         before = page.read_text(encoding="utf-8").partition("\n## ")[0]
         first = before.partition("```python\n")[2].partition("\n```")[0]
-        is_complete = re.search(r"^ *asyncio\.run\(main\(\)\)$|^async def test_|^app = ", first, re.MULTILINE)
+        ends = r"^(asyncio\.run\(main\(\)\)$|async def test_|app = |if __name__ == )"
+        is_complete = re.search(ends, first, re.MULTILINE)
         if page.name not in WITHOUT_PROGRAM and not is_complete:
             wrong.append(page.name)
     assert wrong == []
