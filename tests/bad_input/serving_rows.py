@@ -61,7 +61,7 @@ CASES: list[Case] = [
             ("buckets", "18", "buckets are integers"),
             ("weight", 1, "weight is a function"),
             ("weight", _items, "plain function"),
-            ("device", "cuda:0", "device is an aiocuda.Device or None, not 'cuda:0'"),
+            ("device", "gpu:0", "device is an aiocuda.Device or None, not 'gpu:0'"),
         )
     ),
     *(
