@@ -23,7 +23,7 @@ extern "C" __global__ void add(const float* x, float* y, int n) {
 """
 scale = aiocuda.Kernel("scale", source=SOURCE, host=lambda x, y, by, n: np.multiply(x, by, out=y))
 add = aiocuda.Kernel("add", source=SOURCE, host=lambda x, y, n: np.add(x, y, out=y))
-BUFFERS = dict.fromkeys(("x", "left", "right"), (N, np.float32))
+BUFFERS = {"x": (N, np.float32), "left": (N, np.float32), "right": (N, np.float32)}
 
 
 async def main(driver):

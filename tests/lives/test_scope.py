@@ -265,6 +265,21 @@ async def test_a_second_cancellation_does_not_shorten_the_drain() -> None:
 
 
 @in_virtual_time
+async def test_the_end_of_the_loop_cancels_a_drain_with_a_deadline_and_nothing_fails() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    thing = Thing(seconds=DEADLINE)
+    end = asyncio.ensure_future(thing.scope.aclose(thing))
+    await turns(2)
+    for task in sorted(asyncio.all_tasks() - {asyncio.current_task()}, key=lambda task: task is end):
+        task.cancel()  # as `asyncio.run` does; the task of the end comes first here
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(end)
+    assert thing.log == ["refuse", "drain", "drain cancelled", "withdraw", "release interrupted"]
+    assert reported == []
+
+
+@in_virtual_time
 async def test_a_cancelled_scope_of_anyio_does_not_spin_during_the_drain() -> None:
     thing = Thing(seconds=DEADLINE)
     steps = 0

@@ -115,7 +115,9 @@ class End:
                 async with asyncio.timeout_at(self._until) as self._limit:
                     await owner._drain()
         except BaseException as failure:  # noqa: BLE001 - raised below
-            if isinstance(failure, TimeoutError) and self._limit is not None and self._limit.expired():
+            is_late = isinstance(failure, TimeoutError) and self._limit is not None and self._limit.expired()
+            self._limit = None  # first: `_failed` may set the deadline of a drain that runs
+            if is_late:
                 outcome = "left" if scope.drain_seconds is None else "late"
             else:
                 outcome = self._failed(failure)
