@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -62,7 +61,8 @@ class GarbageCollections:
         self.counts = [0 for _ in gc.get_stats()]
         self.seconds = [0.0 for _ in self.counts]
         self.observers: list[Callable[[Collection], object]] = []
-        self._noted: deque[Collection] = deque(maxlen=MOST_KEPT)
+        #: The newest. A new tuple for each: other threads iterate the one that they have read.
+        self._noted: tuple[Collection, ...] = ()
         self._start = 0.0
         self._intended = False
         self._devices: set[weakref.ref[object]] = set()
@@ -99,7 +99,7 @@ class GarbageCollections:
         self.seconds[generation] += now - start
         if now - start >= NOTED:
             collection = Collection(generation, start, now, self._intended)
-            self._noted.append(collection)
+            self._noted = (*self._noted[1 - MOST_KEPT :], collection)
             for observer in tuple(self.observers):
                 observer(collection)
 
@@ -113,12 +113,12 @@ class GarbageCollections:
 
     def longest(self, start: float, end: float) -> Collection | None:
         """Return the longest noted collection that has ended between two times; None if there is none."""
-        found = [each for each in tuple(self._noted) if start <= each.end <= end]
+        found = [each for each in self._noted if start <= each.end <= end]
         return max(found, key=lambda each: each.seconds) if found else None
 
     def since(self, start: float) -> list[Collection]:
         """Return the noted collections that have ended after a time, in their order."""
-        return [each for each in tuple(self._noted) if each.end >= start]
+        return [each for each in self._noted if each.end >= start]
 
 
 #: Those of this process.

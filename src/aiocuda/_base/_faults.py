@@ -28,7 +28,7 @@ class Faults:
     @property
     def watches(self) -> list[FaultWatch]:
         """The watches that are told of a fault."""
-        return [watch for watch in (reference() for reference in tuple(self._watches)) if watch is not None]
+        return [watch for watch in (reference() for reference in list(self._watches)) if watch is not None]
 
     def add(self, watch: FaultWatch) -> None:
         """Call ``watch.on_fault`` with each new fault, on the thread that finds it, while the watch is alive."""

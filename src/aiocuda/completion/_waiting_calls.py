@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -67,7 +66,8 @@ class WaitingCalls:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._in_progress: dict[object, tuple[str, float]] = {}  # the name and the start of each
-        self._long: deque[tuple[str, float, float]] = deque(maxlen=MOST_KEPT)  # with the end, also if no work ran
+        #: With the end, also if no work ran. A new tuple for each: other threads iterate the one that they have read.
+        self._long: tuple[tuple[str, float, float], ...] = ()
         self._watches: tuple[CallWatch, ...] = ()
         self.waited = 0
 
@@ -89,7 +89,7 @@ class WaitingCalls:
             self._in_progress.pop(key, None)
             end = self._driver.now()
             if end - start > LONG:
-                self._long.append((name, start, end))
+                self._long = (*self._long[1 - MOST_KEPT :], (name, start, end))
                 self._note(name, start, end, running or oldest_unfinished(self._driver, MOST_NAMED))
 
     def _note(self, name: str, start: float, end: float, running: Sequence[Operation[Any]]) -> None:
