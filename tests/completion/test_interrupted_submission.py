@@ -59,7 +59,7 @@ def test_queued_operation_with_an_interrupted_call_is_not_done(place: str, monke
 
     async def interrupted() -> None:
         latch.release()  # only now, so that the interrupt comes in this cell
-        await quickly(filling)
+        await filling  # in this task: an interrupt in one of `wait_for` would come again in the next cell
 
     notebook.interrupted(interrupted())
 
