@@ -149,37 +149,45 @@ class ForkedProcess(process.BaseProcess):
         super().__init__(**options)
         self._server = server
 
-    def _Popen(self, process: process.BaseProcess) -> _Popen:  # noqa: N802 - the name in `multiprocessing`
+    def _Popen(self, process: process.BaseProcess) -> Any:  # noqa: N802 - the name in `multiprocessing`
+        if sys.platform == "win32":
+            raise NotImplementedError  # no server is made there
         return _Popen(process, self._server)
 
     def __reduce__(self) -> Any:
         """In its own process, this object is one of the standard library."""
+        if sys.platform == "win32":
+            raise NotImplementedError  # no server is made there
         state = {name: value for name, value in vars(self).items() if name != "_server"}
         return object.__new__, (context.ForkServerProcess,), state
 
 
-class _Popen(popen_forkserver.Popen):
-    """The start of a process by another server than that of `multiprocessing`, with the environment of now."""
+if sys.platform == "win32":
+    _Popen: Any = None  # no server is made there
+else:
 
-    def __init__(self, process: process.BaseProcess, server: ProgramServer) -> None:
-        self._server = server
-        self._fds: list[int]
-        super().__init__(process)
+    class _Popen(popen_forkserver.Popen):
+        """The start of a process by another server than that of `multiprocessing`, with the environment of now."""
 
-    def _launch(self, process: process.BaseProcess) -> None:
-        data = {**spawn.get_preparation_data(process.name), ENVIRONMENT: dict(os.environ)}
-        buffer = io.BytesIO()
-        context.set_spawning_popen(self)
-        try:
-            reduction.dump(data, buffer)
-            reduction.dump(process, buffer)
-        finally:
-            context.set_spawning_popen(None)
-        self.pid, self.sentinel, write = self._server.fork(self._fds)
-        # The process watches the other end: it is closed when this process has ended, or has closed this object.
-        self.finalizer = util.Finalize(self, _close, (os.dup(write), self.sentinel))
-        with open(write, "wb") as file:
-            file.write(buffer.getbuffer())
+        def __init__(self, process: process.BaseProcess, server: ProgramServer) -> None:
+            self._server = server
+            self._fds: list[int]
+            super().__init__(process)
+
+        def _launch(self, process: process.BaseProcess) -> None:
+            data = {**spawn.get_preparation_data(process.name), ENVIRONMENT: dict(os.environ)}
+            buffer = io.BytesIO()
+            context.set_spawning_popen(self)
+            try:
+                reduction.dump(data, buffer)
+                reduction.dump(process, buffer)
+            finally:
+                context.set_spawning_popen(None)
+            self.pid, self.sentinel, write = self._server.fork(self._fds)
+            # The process watches the other end: it is closed when this process has ended, or has closed this object.
+            self.finalizer = util.Finalize(self, _close, (os.dup(write), self.sentinel))
+            with open(write, "wb") as file:
+                file.write(buffer.getbuffer())
 
 
 def _close(*fds: int) -> None:

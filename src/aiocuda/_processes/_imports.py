@@ -85,6 +85,8 @@ class _OrderFinder:
 
 def _run(order: Order) -> None:
     """Import the packages in a child of this process, which returns. This process waits for the end of the child."""
+    if sys.platform == "win32":
+        raise NotImplementedError  # no server is made there
     spawn.prepare = _with_environment(spawn.prepare)
     sys.path[:] = order.path or sys.path
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
@@ -114,6 +116,8 @@ class _Imports:
 
     def run(self, start: int = 0, left_out: frozenset[int] = frozenset()) -> None:
         """Return in the process that has imported all, from one number on. This process ends with it."""
+        if sys.platform == "win32":
+            raise NotImplementedError  # no server is made there
         while child := os.fork():
             self._wait(child)
             if self._at[0] in left_out:
@@ -135,6 +139,8 @@ class _Imports:
 
     def _wait(self, child: int) -> None:
         """Return if the child has ended before all is imported. If the parent ends, both end."""
+        if sys.platform == "win32":
+            raise NotImplementedError  # no server is made there
         parent = os.getppid()
         while not self._server[0]:
             if os.waitpid(child, os.WNOHANG)[0]:
@@ -256,6 +262,8 @@ def _has_random_numbers(module: ModuleType) -> bool:
 
 def _lasting_threads() -> int:
     """Return the number of threads that a fork does not end. OpenBLAS ends its own before each fork."""
+    if sys.platform == "win32":
+        raise NotImplementedError  # no server is made there
     if _threads() == 1:
         return 1
     with warnings.catch_warnings():
