@@ -1,4 +1,4 @@
-"""A batch whose copy into tensors fails is delivered again. A stand-in answers for PyTorch, also with streams."""
+"""A batch whose copy into tensors fails is delivered again. It runs with a stand-in for PyTorch and its streams."""
 
 from __future__ import annotations
 

@@ -115,6 +115,6 @@ def test_programs_pass_and_mistakes_are_found(check: Callable[[Path], Found], tm
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_run(name: str) -> None:
-    """What they say of types is also true of the objects."""
+    """The types that the programs assert are those of the objects."""
     program: Any = importlib.import_module(f"tests.typing.programs.{name}")
     asyncio.run(program.main())

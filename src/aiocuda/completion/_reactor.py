@@ -287,7 +287,7 @@ class Reactor:
         early = self.alarm.early
         reached = max(now + early, self.alarm.reached)
         shortest = step(len(self.hot.attended))
-        # A driver that is held up in between sends the callbacks of several streams at once: they say nothing then.
+        # Callbacks that come together after a delay are no sign that the other streams are quiet.
         quiet_from = self._heard + shortest + early if now >= self._held_up_until else -math.inf
         due, following = self.hot.due(reached, quiet_from, OVERDUE + early, shortest)
         checked: list[Ring] = []

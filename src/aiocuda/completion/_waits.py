@@ -315,7 +315,7 @@ def described(thing: Any) -> str:
     return f"a {kind.__module__}.{kind.__qualname__}"
 
 
-#: Packages whose arrays know their shape on the host.
+#: Packages whose arrays have their shape on the host.
 _WITH_SHAPES = frozenset({"aiocuda", "cupy", "numba", "numba_cuda", "numpy", "torch"})
 
 #: Types whose ``repr`` runs nothing else.
