@@ -15,6 +15,7 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
 from aiocuda.device._resources import resources_of
+from aiocuda.device.streams import _stream
 from aiocuda.memory._staging import SMALL_BYTES
 from tests.helpers import LATCH, TRAP, Latch, Peer, Reports, jobs_done, open_peer, quickly, until, until_gone
 
@@ -329,3 +330,17 @@ async def test_what_was_allocated_for_a_copy_that_was_withdrawn(few: tuple[Peer,
     device.memory.sweep(resources_of(device).loop_states.here().reactor)
     assert peer.fault is None
     assert device.memory.statistics().live_bytes == before
+
+
+async def test_finaliser_at_the_exit_uses_no_name_of_its_module(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In free-threaded Python, a module may be cleared before the last stream is collected."""
+    left = [device.stream()]
+    queue = left[0]._queue
+    with monkeypatch.context() as cleared:
+        for name in [name for name, value in vars(_stream).items() if not name.startswith("__") and value is not None]:
+            cleared.setattr(_stream, name, None)
+        left.clear()
+        gc.collect()
+    queue.rare.refuse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import warnings
@@ -587,11 +588,13 @@ class Stream(EnqueuingStream, Owner):
         elif not self._queue.ended:
             await self._life().leave(self)
 
-    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:  # at the exit, `warnings` may be None
+    def __del__(self) -> None:
+        if _CURE is None:
+            return  # at the exit of free-threaded Python, the names of this module are gone
         queue = getattr(self, "_queue", None)
         if queue is not None and not queue.closed and not queue.rare.imported and not self._resources.closed:
             if not self._is_owned:
-                _warn(
+                warnings.warn(
                     f"unclosed {self!r}, opened at {self._opened_at}: {_CURE}",
                     ResourceWarning,
                     stacklevel=2,
@@ -606,10 +609,8 @@ class Stream(EnqueuingStream, Owner):
         def report() -> None:
             log("warning", "stream_left_open", device=device, stream=name, opened_at=opened_at)
 
-        try:  # without `contextlib`, which may be None at the exit
+        with contextlib.suppress(RuntimeError):  # the loop is closed: then the `ResourceWarning` is all
             queue.loop.call_soon_threadsafe(report)
-        except RuntimeError:
-            pass  # the loop is closed: then the `ResourceWarning` is all
 
     def __repr__(self) -> str:
         state = "closed" if self._queue.closed else f"{self._unfinished()} unfinished"
@@ -643,7 +644,7 @@ class StreamView(Stream):
         """Let operations name this object as their stream, from now on."""
         self._queue.rare.set_stream(self)
 
-    def __del__(self, _warn: object = None) -> None:
+    def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed
 
 
