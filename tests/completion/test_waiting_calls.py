@@ -53,7 +53,7 @@ class Clocked(Peer):
     """A driver whose clock moves only during the calls that a test makes long."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(HostDriver(devices=2))
         self.time = 1.0
 
     def now(self) -> float:
@@ -104,6 +104,12 @@ async def stream(device: Device) -> None:
         pass
 
 
+async def copy_between_devices(device: Device) -> None:
+    async with aiocuda.open_device(1, driver=device.driver) as other, other.stream() as there, device.stream() as here:
+        await here.copy(here.empty(16), there.empty(16))
+        await here.copy(here.empty(16), there.empty(16))
+
+
 NAP = Kernel("nap", source='extern "C" __global__ void nap() {}', host=lambda: None, host_seconds=0.2)
 
 
@@ -123,6 +129,7 @@ CALLS: list[tuple[str, str, Action]] = [
     ("cuStreamCreateWithPriority", "notifier", wait),
     ("cuStreamDestroy", "stream_destroy", stream),
     ("cuMemPoolTrimTo", "pool_trim", trim),
+    ("cuCtxEnablePeerAccess", "copy_peer", copy_between_devices),
 ]
 
 

@@ -36,6 +36,7 @@ CURES: Final[Mapping[str, str]] = {
     "cuStreamCreateWithPriority": "pass open_device(streams_ahead=...) the number of streams that live at one time",
     "cuStreamDestroy": "keep streams, for example in a StreamPool, or close them when no kernel runs",
     "cuMemPoolTrimTo": "trim memory when no kernel runs",
+    "cuCtxEnablePeerAccess": "copy between the two devices once before the work begins",
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import CopyNode, CudaSource, FillNode, Program
+from aiocuda.driver.protocol import CopyNode, CudaSource, FillNode, Node, Program
 from aiocuda.testing.conformance._rig import Rig, address_of
 
 pytestmark = pytest.mark.gpu
@@ -144,7 +144,7 @@ def _advise(rig: Rig) -> Callable[[], object]:
     memory = rig.managed(_BYTES)
 
     def call() -> None:
-        rig.driver.advise(address_of(memory), _BYTES, "read_mostly", rig.device)
+        rig.driver.advise(address_of(memory), _BYTES, "set_read_mostly", rig.device)
         rig.driver.managed_attributes(address_of(memory), _BYTES)
 
     return call
@@ -170,7 +170,7 @@ def _load(rig: Rig) -> Callable[[], object]:
 @_named
 def _graph(rig: Rig) -> Callable[[], object]:
     stream, memory, host = rig.stream(), rig.memory(_BYTES), address_of(rig.small(_BYTES))
-    nodes = [FillNode(memory, b"\1", 64), CopyNode("upload", memory, host, 64, after=(0,))]
+    nodes: list[Node] = [FillNode(memory, b"\1", 64), CopyNode("upload", memory, host, 64, after=(0,))]
 
     def call() -> None:
         graph = rig.driver.graph_build(rig.device, nodes)

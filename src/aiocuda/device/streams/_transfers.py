@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..._base._arrays import address_of, check_alike
 from ..._core import CLOSED, DONE, BoundCopy, Estimate, Extra, Ring, StreamOperation, new_operation, nothing
 from ...completion._transitions import check_awaited
+from ...completion._waiting_calls import WaitingCalls
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._allocations import Allocations
 from ...memory._block import Block
@@ -41,9 +42,9 @@ class Transfers:
     ``copies`` counts the copies within a device and between devices.
     """
 
-    __slots__ = ("_access", "_bound", "_driver", "_estimates", "_host_writes", "_made", "_pinned_pool", "_queue",
-                 "_resources", "_staging", "allocations", "bytes_copied", "bytes_downloaded", "bytes_uploaded",
-                 "copies", "downloads", "fills", "uploads")  # fmt: skip
+    __slots__ = ("_access", "_bound", "_driver", "_estimates", "_host_writes", "_made", "_peers", "_pinned_pool",
+                 "_queue", "_resources", "_staging", "allocations", "bytes_copied", "bytes_downloaded",
+                 "bytes_uploaded", "copies", "downloads", "fills", "uploads")  # fmt: skip
 
     def __init__(self, resources: DeviceResources, queue: Ring, access: MemoryAccess) -> None:
         self._resources = resources
@@ -53,6 +54,7 @@ class Transfers:
         self._staging = resources.loop_states.here().staging
         self._pinned_pool = resources.pinned_pool
         self._host_writes = resources.host_writes
+        self._peers: set[tuple[int, int]] = set()  #: targets and sources of the copies between devices so far
         self.allocations = Allocations()  #: what the program has allocated through the stream
         #: Repeated copies, by the ids of target and source.
         self._bound: dict[tuple[int, int], BoundCopy] = {}
@@ -323,7 +325,8 @@ class Transfers:
             operation = queue.enqueue("copy", estimate, self._driver.copy, call, (target, source))
         else:
             call = (queue.handle, target.address, to_place, source.address, place, nbytes)
-            operation = queue.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
+            copy_peer = self._driver.copy_peer if (to_place, place) in self._peers else self._first_copy_peer
+            operation = queue.enqueue("copy", estimate, copy_peer, call, (target, source))
         for block, at in ((to, to_place), (origin, place)):
             if at == here:
                 block.uses[queue] = operation
@@ -334,6 +337,12 @@ class Transfers:
         self.copies += 1
         self.bytes_copied += nbytes
         return operation
+
+    def _first_copy_peer(self, stream: int, target: int, to: int, source: int, place: int, nbytes: int) -> None:
+        """Copy from one device to another. The first copy of a process between the two enables peer access."""
+        waiting = WaitingCalls.of(self._driver)
+        waiting.run("cuCtxEnablePeerAccess", self._driver.copy_peer, stream, target, to, source, place, nbytes)
+        self._peers.add((to, place))
 
     def _place(self, block: Block) -> int:
         """Return the device of memory that is not this device's: shared managed memory counts as that of the stream."""

@@ -27,13 +27,13 @@ from ...errors import (
     WrongDeviceError,
 )
 from .._codes import translate
-from ._abi import CU_EVENT_WAIT_DEFAULT
-from ._entry import ENTRIES, Call, Calls, Word, chosen_form, word
+from ._abi import CU_EVENT_WAIT_DEFAULT, CU_STREAM_CAPTURE_MODE_RELAXED
+from ._entry import ENTRIES, Call, Calls, Word, chosen_form, reference, word
 from ._library import FORKED, Library
 
 __all__ = [
-    "ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "NativeState", "OpenDevice", "StreamInfo",
-    "in_context",
+    "ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "NativeState", "OpenDevice",
+    "RelaxedCapture", "StreamInfo", "in_context",
 ]  # fmt: skip
 
 # Codes of this package, without a call of the NVIDIA driver. A CUresult is never negative.
@@ -72,6 +72,28 @@ class Context:
         code = self._pop(ctypes.byref(ctypes.c_void_p()))
         if code and error is None:
             self._core.fail("cuCtxPopCurrent", code, self._device)
+
+
+class RelaxedCapture:
+    """Keeps the calls of one ``with`` block from ending a capture of another library on any thread.
+
+    ``cuThreadExchangeStreamCaptureMode``: in its other modes a capture refuses these calls, and ends.
+    """
+
+    __slots__ = ("_calls", "_core", "_mode")
+
+    def __init__(self, core: Core, calls: Calls | None = None) -> None:
+        self._core = core
+        self._calls = calls or core.release_gil
+        self._mode = reference(ctypes.c_int(CU_STREAM_CAPTURE_MODE_RELAXED))
+
+    def __enter__(self) -> None:
+        code = self._calls.cuThreadExchangeStreamCaptureMode(self._mode)
+        if code:
+            self._core.fail("cuThreadExchangeStreamCaptureMode", code)
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.cuThreadExchangeStreamCaptureMode(self._mode)  # the first exchange stored the previous mode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,19 +7,18 @@ launch in another thread.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...errors import InvalidArgumentError, WrongDeviceError
 from ..protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
 from . import _abi
 from ._code import CudaCode
-from ._core import OpenDevice, StreamInfo
-from ._entry import Word, reference, word
+from ._core import OpenDevice, RelaxedCapture, StreamInfo
+from ._entry import Word, word
 from ._streams import CudaStreams
 
 __all__ = ["CudaGraphs"]
@@ -65,7 +64,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         check_nodes(nodes)
         stream = self._upload_stream(device)
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
-        with opened.current, self._relaxed(device):
+        with opened.current, RelaxedCapture(self):
             code = self.release_gil.cuGraphCreate(ctypes.byref(template), 0)
             self.check_code("cuGraphCreate", code, device)
             try:
@@ -137,7 +136,7 @@ class CudaGraphs(CudaStreams, CudaCode):
             return
         known = self._graph(graph)
         del self._graphs[graph]
-        with self.opened(known.device).current, self._relaxed(known.device):
+        with self.opened(known.device).current, RelaxedCapture(self):
             code = self.release_gil.cuGraphExecDestroy(known.executable)
             if code:
                 self.fail_release("cuGraphExecDestroy", code, known.device)
@@ -145,19 +144,6 @@ class CudaGraphs(CudaStreams, CudaCode):
             if code:
                 self.fail_release("cuGraphDestroy", code, known.device)
         self.call_count += 1
-
-    @contextlib.contextmanager
-    def _relaxed(self, device: int) -> Iterator[None]:
-        """Keep the calls of this block from ending a capture of another library on any thread."""
-        cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
-        code = self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))
-        self.check_code("cuThreadExchangeStreamCaptureMode", code, device)
-        try:
-            yield
-        finally:
-            self.release_gil.cuThreadExchangeStreamCaptureMode(
-                reference(cell)
-            )  # the first exchange stored the previous mode
 
     def _graph(self, graph: int) -> _Graph:
         try:

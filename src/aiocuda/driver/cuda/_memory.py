@@ -12,7 +12,7 @@ from typing import Final
 from ...errors import AiocudaError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from ..protocol import Advice, Allocation, ManagedAttributes
 from . import _abi
-from ._core import ANY_DEVICE, Core, OpenDevice
+from ._core import ANY_DEVICE, Core, OpenDevice, RelaxedCapture
 
 __all__ = ["CudaMemory"]
 
@@ -93,7 +93,8 @@ class CudaMemory(Core):
         opened = self.opened(device)
         info = self.stream_info(stream)
         out = ctypes.c_uint64()
-        code = info.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, info.handle)
+        with RelaxedCapture(self, info.calls):
+            code = info.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, info.handle)
         if code:
             error = self.error("cuMemAllocFromPoolAsync", code, device)
             if isinstance(error, DeviceOutOfMemory):
@@ -128,14 +129,16 @@ class CudaMemory(Core):
 
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
         out = ctypes.c_uint64()
-        code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
+        with RelaxedCapture(self, self.fast):
+            code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
         self.check_code("cuMemPoolGetAttribute", code, opened.index)
         self.call_count += 1
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
         opened = self.opened(device)
-        code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
+        with RelaxedCapture(self):
+            code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
         self.check_code("cuMemPoolTrimTo", code, device)
         self.call_count += 1
 
@@ -151,7 +154,7 @@ class CudaMemory(Core):
     def pinned_allocate(self, nbytes: int) -> int:
         opened = self._any_opened()
         out = ctypes.c_uint64()
-        with opened.current:
+        with opened.current, RelaxedCapture(self):
             code = self.release_gil.cuMemHostAlloc(ctypes.byref(out), nbytes, _abi.CU_MEMHOSTALLOC_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostAlloc", code), nbytes)
@@ -161,7 +164,7 @@ class CudaMemory(Core):
     def pinned_deallocate(self, address: int) -> None:
         if self.has_faulted:
             return
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
@@ -171,7 +174,7 @@ class CudaMemory(Core):
         0.035 if all are. So the system first puts them there, which holds no launch.
         """
         _populate(address, nbytes)
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostRegister", code), nbytes)
@@ -180,7 +183,7 @@ class CudaMemory(Core):
     def unpin(self, address: int) -> None:
         if self.has_faulted:
             return
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
@@ -188,7 +191,7 @@ class CudaMemory(Core):
         if not opened.properties.managed_memory:
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
         out = ctypes.c_uint64()
-        with opened.current:
+        with opened.current, RelaxedCapture(self):
             code = self.release_gil.cuMemAllocManaged(ctypes.byref(out), nbytes, _abi.CU_MEM_ATTACH_GLOBAL)
             if code:
                 error = self.error("cuMemAllocManaged", code, device)
@@ -199,7 +202,7 @@ class CudaMemory(Core):
     def managed_deallocate(self, address: int) -> None:
         if self.has_faulted:
             return
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             self._check_release("cuMemFree", self.release_gil.cuMemFree(address), address)
 
     @staticmethod
@@ -279,7 +282,7 @@ class CudaMemory(Core):
             raise UnsupportedError(
                 f"device {here.index} cannot reach the memory of device {there.index}: copy through the host"
             )
-        with here.current:
+        with here.current, RelaxedCapture(self):
             code = self.release_gil.cuCtxEnablePeerAccess(there.primary, 0)
             if code and code != _abi.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
                 self.fail("cuCtxEnablePeerAccess", code, here.index)
