@@ -363,6 +363,8 @@ async def test_stream_has_one_notifier_for_any_number_of_waiters(device: Device,
 async def test_armed_notifiers_are_limited(device: Device) -> None:
     """A timer queries the streams that have no notifier, and their waits end as well."""
     limit = device.driver.notifier_limit(device.index)
+    # A new stream, also of a notifier, may wait for the kernels of this test.
+    await asyncio.to_thread(device.driver.stream_reserve, device.index, 2 * limit + 16)
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(limit + 8)]
         with Latch(device) as latch:

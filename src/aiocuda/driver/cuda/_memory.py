@@ -121,7 +121,8 @@ class CudaMemory(Core):
         if self.has_faulted:
             return
         info = self.stream_info(stream)
-        code = info.calls.cuMemFreeAsync(address, info.handle)
+        with RelaxedCapture(self, info.calls):
+            code = info.calls.cuMemFreeAsync(address, info.handle)
         self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
@@ -324,13 +325,13 @@ class CudaMemory(Core):
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
         where = self._location(device)
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
             self.check_code("cuMemAdvise", code, device)
         self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        with self._any_opened().current:
+        with self._any_opened().current, RelaxedCapture(self):
             read_mostly, preferred, prefetched = (
                 self._range_attribute(which, address, nbytes)[0]
                 for which in (
