@@ -26,7 +26,7 @@ MOST = {
     "item of three stages": 58,
     "request of a batcher": 82,
 }
-MOST_OF_A_BATCH = 130
+MOST_OF_A_BATCH = 142
 
 
 @pytest.mark.python_core

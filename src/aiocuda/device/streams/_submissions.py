@@ -59,7 +59,7 @@ class Submissions:
         submission = Submission(queue, function, args, kwargs, name, on_result)
         gate: Gate = submission if self._on_host else limit
         things = (*args, *kwargs.values()) if kwargs else args
-        blocks = [block_of(each) for each in things if isinstance(each, DeviceBuffer)]
+        blocks = [block_of(each) for each in things if isinstance(each, DeviceBuffer)] if things else []
         if blocks:
             locked = self._access.prepare_all(blocks)
             gate = gate if locked is None else Every((locked, gate))
