@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.wait_for_torch [ROUNDS]``: `aiocuda.wait` for PyTorch's events on a GPU, as JSON.
+"""``python -m tests.benchmarks.wait_for_torch ROUNDS FILE``: `aiocuda.wait` for PyTorch's events on a GPU, as a report.
 
 1. Lateness of a wait for a PyTorch event behind a kernel of 5 ms: microseconds from its end on the device to the line
    after the await. The ways alternate, with the same kernel: `aiocuda.wait`, a raw ``cuLaunchHostFunc`` whose callback
@@ -16,19 +16,39 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
-import json
 import os
+import shlex
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import aiocuda
 
+from . import machine, report
+from .figures import Bound, percentile
 from .peers.raw import ring_library
+from .rows import Row
 
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+ROUNDS = int(sys.argv[1])
 SECONDS = 0.005
+WAITERS = (1, 16, 64)
+
+ROW = Row(
+    name="wait_for_torch",
+    title="`await aiocuda.wait(event)` of PyTorch, after the end of a kernel of 5 ms; processor time of 1 to 64 waits",
+    module="wait_for_torch",
+    unit="µs",
+    better="lower",
+    baseline="a host callback in C, which writes an eventfd that the loop reads",
+    bounds=(
+        Bound("beyond_raw_us", at_most=100.0),
+        *(Bound(f"of_to_thread_{waiters}", at_most=1 / 3) for waiters in WAITERS),
+    ),
+    sizes={},
+    small={},
+)
 
 torch: Any = importlib.import_module("torch")
 _host_func = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
@@ -72,7 +92,8 @@ class RawCallback:
         os.close(self._descriptor)
 
 
-async def lateness(cycles: int) -> dict[str, float]:
+async def lateness(cycles: int) -> dict[str, list[float]]:
+    """Return microseconds from the end of the kernel to the line after the await, of each way."""
     stream, raw = torch.cuda.Stream(), RawCallback()
     late: dict[str, list[float]] = {"wait": [], "raw": [], "to_thread": [], "asked": []}
     for turn in range(ROUNDS + 10):
@@ -97,14 +118,11 @@ async def lateness(cycles: int) -> dict[str, float]:
             if turn >= 10:
                 found.append(took * 1e6 - start.elapsed_time(end) * 1e3)
     raw.close()
-    figures = {}
-    for way, found in late.items():
-        figures[f"{way}_p50_us"] = round(statistics.median(found), 1)
-        figures[f"{way}_p99_us"] = round(sorted(found)[int(len(found) * 0.99)], 1)
-    return figures
+    return late
 
 
 async def processor(cycles: int, waiters: int) -> dict[str, float]:
+    """Return milliseconds of processor time per round of each way, and the ratio of `aiocuda.wait` to threads."""
     streams = [torch.cuda.Stream() for _ in range(waiters)]
     events = [torch.cuda.Event() for _ in range(waiters)]
     slots = -(-waiters // 8) + 1  # kernels of one hardware queue run one after another
@@ -131,26 +149,36 @@ async def processor(cycles: int, waiters: int) -> dict[str, float]:
             if turn >= 3:
                 found.append(spent)
     middle = {way: statistics.median(found) * 1e3 for way, found in times.items()}
-    ours, theirs = (max(middle[way] - middle["nothing"], 1e-3) for way in ("wait", "to_thread"))
-    return {
-        **{f"{way}_ms": round(value, 3) for way, value in middle.items()},
-        "ratio": round(middle["wait"] / middle["to_thread"], 3),
-        "ratio_without_launches": round(ours / theirs, 3),
-    }
+    ratio = middle["wait"] / middle["to_thread"]
+    figures = {**{f"{way}_cpu_ms": value for way, value in middle.items()}, "of_to_thread": ratio}
+    return {f"{name}_{waiters}": value for name, value in figures.items()}
 
 
 async def main() -> None:
+    began = time.perf_counter()
     torch.zeros(1, device="cuda")
     cycles = cycles_of(SECONDS)
-    report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rounds": ROUNDS}
-    report["lateness"] = await lateness(cycles)
-    report["processor"] = {str(waiters): await processor(cycles, waiters) for waiters in (1, 16, 64)}
-    late, spent = report["lateness"], report["processor"]
-    report["met"] = {
-        "late": late["wait_p50_us"] - late["raw_p50_us"] <= 100,
-        **{f"processor_{waiters}": each["ratio"] <= 1 / 3 for waiters, each in spent.items()},
+    late = await lateness(cycles)
+    wait, raw = late.pop("wait"), late.pop("raw")
+    figures = {"beyond_raw_us": statistics.median(wait) - statistics.median(raw)}
+    for way, times in late.items():
+        figures |= {f"{way}_p50_us": percentile(times, 50), f"{way}_p99_us": percentile(times, 99)}
+    for waiters in WAITERS:
+        figures |= await processor(cycles, waiters)
+    row = report.row_report(ROW, {"samples": wait, "baseline": raw, "figures": figures}, {})
+    found = {
+        "schema": report.SCHEMA,
+        **machine.tree(),
+        "command": shlex.join(["python", "-m", "tests.benchmarks.wait_for_torch", *sys.argv[1:]]),
+        "driver": "cuda",
+        "small": False,
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "seconds": time.perf_counter() - began,
+        "rows": [row],
     }
-    print(json.dumps(report, indent=1))
+    report.write(found, Path(sys.argv[2]))
+    print(report.line(row))
 
 
 if __name__ == "__main__":
