@@ -52,6 +52,12 @@ SENTENCES = [
     ),
     ("how-to/launch-host-func.md", "of an operation of aiocuda is {} µs late there", [of(*STALL)]),
     (
+        "how-to/launch-host-func.md",
+        "for an event of PyTorch it was {} µs later than a host callback in C",
+        [of("h200-wait", "wait_for_torch", "figures", "beyond_raw_us")],
+    ),
+    ("explanation/calls-that-wait.md", "it stood still for {} ms on two H200", [of("h200-x2-stalls", "stalls_peers")]),
+    (
         "how-to/troubleshooting.md",
         "memory reach {} to {} GB/s with four threads, and copies of pinned memory {} GB/s",
         [of("h200", "pageable_down"), of(*UP), PINNED],

@@ -176,8 +176,11 @@ async def main():
         x[bad]
     event = theirs.record_event()
     things = [theirs, event, torch.cuda.default_stream(), x]
-    tasks = [asyncio.ensure_future(aiocuda.wait(thing).wait()) for thing in things]
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+
+    async def one(thing):
+        await aiocuda.wait(thing)  # the call itself raises if the fault has been seen
+
+    results = await asyncio.wait_for(asyncio.gather(*map(one, things), return_exceptions=True), 30)
     failed = [isinstance(each, aiocuda.DeviceFault) for each in results]
     print(sum(failed) >= 2, failed[0])
     for thing in (early, event, theirs):

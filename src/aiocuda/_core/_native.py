@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ._calls import add_to_word, call_four, call_one, call_three, call_two, read_word, write_value
 
@@ -23,7 +23,7 @@ class Native:
     __slots__ = ("_block", "_calls", "_closed", "_event", "_letters", "_name", "_not_ready", "_owner", "_pack",
                  "_places", "_query", "_record", "_refuse", "_stream", "_stream_closed", "_wait", "_work")  # fmt: skip
 
-    _refuse: Callable[[str, int], NoReturn]
+    _refuse: Callable[[str, int], object]
 
     def __init__(self, call: NativeCall) -> None:
         self._work = call.work

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from .._base._types import DeviceProperties, Dim3, Span
 from ..errors import DeviceFault, InvalidArgumentError
@@ -370,7 +370,8 @@ class NativeCall(NamedTuple):
     2. It writes the arguments of a kernel to their places.
     3. It calls ``work(block[0], block[1], block[2], block[3])``, and then ``record(event, stream)``.
     4. It adds the number of calls to ``calls``. It passes the name of a function that has not returned 0, ``name`` or
-       ``"cuEventRecord"``, and its code to ``refuse``, which raises what the `RecordedCall` would raise.
+       ``"cuEventRecord"``, and its code to ``refuse``, which raises what the `RecordedCall` would raise, or does the
+       work in another way.
 
     All arguments of the functions are words of 64 bits. They return a ``CUresult``.
 
@@ -402,7 +403,7 @@ class NativeCall(NamedTuple):
     calls : int
         The address of a word of 64 bits.
     refuse : callable
-        ``refuse(name, code)`` raises the error of the driver.
+        ``refuse(name, code)`` raises the error of the driver. If it returns, the work is enqueued all the same.
     owner : object
         Holds the memory of the addresses.
     """
@@ -420,7 +421,7 @@ class NativeCall(NamedTuple):
     event: Callable[[int], int]
     closed: tuple[int, int]
     calls: int
-    refuse: Callable[[str, int], NoReturn]
+    refuse: Callable[[str, int], object]
     owner: object
 
 

@@ -19,7 +19,7 @@ from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.cuda._probe import find
 from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, StaleHandleError
-from aiocuda.testing.conformance._rig import Rig
+from aiocuda.testing.conformance._rig import Rig, address_of
 from tests.project.tree import python_path
 
 pytestmark = pytest.mark.gpu
@@ -207,7 +207,7 @@ def test_child_of_a_process_that_uses_cuda() -> None:
 def test_releasing_the_gil_everywhere() -> None:
     program = """
         from aiocuda.driver.cuda._driver import CudaDriver
-        from aiocuda.testing.conformance._rig import Rig
+        from aiocuda.testing.conformance._rig import Rig, address_of
 
         with Rig(CudaDriver.get()) as rig:
             rig.witness()
@@ -336,3 +336,32 @@ def test_queries_do_not_end_a_capture(rig: Rig) -> None:
     assert code == 0, "the capture was invalidated"
     assert cuda.cuGraphDestroy(graph)[0] == 0
     assert not driver.stream_capturing(stream)
+
+
+@pytest.mark.gpu(count=2)
+def test_copies_beside_the_context_of_another_device() -> None:
+    """PyTorch makes the context of its current device current on the thread, which is another device's."""
+    from cuda.bindings import driver as cuda
+
+    driver = CudaDriver.get()
+    with Rig(driver, 1) as rig:
+        stream, one, other, host = rig.stream(), rig.memory(256), rig.memory(256), rig.small(256)
+        event = rig.event()
+        code, context = cuda.cuDevicePrimaryCtxRetain(0)
+        assert code == 0
+        assert cuda.cuCtxPushCurrent(context)[0] == 0
+        try:
+            for number in (1, 2):
+                host[:] = number
+                upload = driver.recorded_upload(stream, one, address_of(host), 256) if number == 1 else None
+                if upload is None:
+                    driver.upload(stream, one, address_of(host), 256)
+                else:
+                    upload((), event)
+                driver.copy(stream, other, one, 256)
+                driver.download(stream, address_of(host), other, 256)
+                rig.finish(stream)
+                assert (host == number).all()
+        finally:
+            cuda.cuCtxPopCurrent()
+            cuda.cuDevicePrimaryCtxRelease(0)

@@ -209,6 +209,28 @@ def test_copies(fake: Fake, driver: CudaDriver, stream: int) -> None:
     assert fake.only("cuMemcpyDtoDAsync").starts(_NEAR, _FAR, 3, 0xAAA0)
 
 
+COPIES = {"upload": "cuMemcpyHtoDAsync", "download": "cuMemcpyDtoHAsync", "copy": "cuMemcpyDtoDAsync"}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copy_that_another_context_refuses_is_made_in_that_of_its_stream(
+    fake: Fake, driver: CudaDriver, stream: int, name: str
+) -> None:
+    """CUDA refuses a pool's memory if the context of a device is current that cannot access it."""
+    call, method = COPIES[name], getattr(driver, name)
+    fake.push(0xF0E)
+    fake.answer(call, 1, times=1)
+    method(stream, _NEAR, _FAR, 64)
+    refused, made = fake.calls(call)
+    assert refused.arguments[:4] == made.arguments[:4] == (_NEAR, _FAR, 64, 0xAAA0)
+    assert refused.context == 0xF0E
+    assert made.context == driver.open_devices[0].primary
+    assert fake.current() == 0xF0E
+    fake.answer(call, 1)
+    with pytest.raises(InvalidArgumentError, match=call):
+        method(stream, _NEAR, _FAR, 64)
+
+
 @pytest.mark.parametrize(
     ("method", "call"),
     [

@@ -13,7 +13,7 @@ from aiocuda._core._hot import Lease
 from aiocuda._core._native import Native
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import NativeCall, Program, RecordRefused, native_call
-from aiocuda.errors import DeviceFault, DeviceOutOfMemory, StaleHandleError
+from aiocuda.errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.methods import IMPORTED, Things
 
@@ -86,6 +86,27 @@ def test_copy_passes_the_same_words_as_the_driver(driver: CudaDriver, fake: Fake
     assert copy.name.startswith("cuMemcpy")
     assert (copy.name, copy.arguments[:4]) == (copied.name, copied.arguments[:4])
     assert (record.name, record.arguments[:2]) == (recorded_again.name, recorded_again.arguments[:2])
+
+
+@pytest.mark.parametrize("verb", ["upload", "download"])
+def test_copy_that_another_context_refuses_is_made_in_that_of_its_stream(
+    driver: CudaDriver, fake: Fake, verb: str
+) -> None:
+    bind = driver.recorded_upload if verb == "upload" else driver.recorded_download
+    recorded = bind(driver.stream_create(0, 0), 0x1000, 0x2000, 64)
+    lease, native = lease_of(driver), Native(native_of(recorded))
+    call = "cuMemcpyHtoDAsync" if verb == "upload" else "cuMemcpyDtoHAsync"
+    for form in (lambda: recorded((), lease.handle), lambda: native.enqueue((), lease)):
+        fake.forget()
+        fake.answer(call, INVALID_VALUE, times=1)
+        form()
+        refused, made = fake.calls(call)
+        assert refused.arguments[:4] == made.arguments[:4]
+        assert made.context == driver.open_devices[0].primary
+        assert fake.names()[-1] == "cuEventRecord"
+        fake.answer(call, INVALID_VALUE)
+        with pytest.raises(InvalidArgumentError, match=call):
+            form()
 
 
 def test_calls_are_counted(driver: CudaDriver) -> None:

@@ -27,7 +27,7 @@ from ...errors import (
     WrongDeviceError,
 )
 from .._codes import translate
-from ._abi import CU_EVENT_WAIT_DEFAULT, CU_STREAM_CAPTURE_MODE_RELAXED
+from ._abi import CU_EVENT_WAIT_DEFAULT, CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE
 from ._entry import ENTRIES, Call, Calls, Word, chosen_form, reference, word
 from ._library import FORKED, Library
 
@@ -284,6 +284,18 @@ class Core(ProcessLocal):
             self._latch(error)
             return AiocudaError.again(self.fault or error)
         return error
+
+    def copy_again(self, name: str, code: int, info: StreamInfo, *arguments: int) -> None:
+        """Make a copy that CUDA has refused once more, in the context of its stream, or raise the error.
+
+        If the context of another device is current, CUDA refuses the memory of a pool that the device cannot access.
+        Contexts are not exchanged before each copy, which would take as long as the copy.
+        """
+        if code == CUDA_ERROR_INVALID_VALUE and info.device in self.open_devices:
+            with self.open_devices[info.device].current:
+                code = getattr(self.release_gil, name)(*arguments)
+        if code:
+            self.fail(name, code, info.device)
 
     def fail(self, call: str, code: int, device: int = ANY_DEVICE) -> NoReturn:
         """Raise the error for a code."""

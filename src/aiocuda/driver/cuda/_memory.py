@@ -233,21 +233,21 @@ class CudaMemory(Core):
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyHtoDAsync", code, info.device)
+            self.copy_again("cuMemcpyHtoDAsync", code, info, target, source, nbytes, info.handle)
         self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoHAsync", code, info.device)
+            self.copy_again("cuMemcpyDtoHAsync", code, info, target, source, nbytes, info.handle)
         self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoDAsync", code, info.device)
+            self.copy_again("cuMemcpyDtoDAsync", code, info, target, source, nbytes, info.handle)
         self.call_count += 1
 
     def copy_peer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import NoReturn
 
 from ..protocol import NativeCall, RecordRefused
 from ._abi import CUDA_ERROR_NOT_READY
@@ -56,15 +55,20 @@ class CudaNative(Core):
             event=self._native_event,
             closed=(ctypes.addressof(state.closed), ctypes.addressof(info.closed)),
             calls=ctypes.addressof(state.calls),
-            refuse=functools.partial(self._refuse_native, info.device, bool(name)),
+            refuse=functools.partial(self._refuse_native, info, arguments, bool(name)),
             owner=(block, state, info, owner),
         )
 
     def _native_event(self, event: int) -> int:
         return self.event_info(event).handle
 
-    def _refuse_native(self, device: int, after_work: bool, name: str, code: int) -> NoReturn:
-        error = self.error(name, code, device)
+    def _refuse_native(
+        self, info: StreamInfo, arguments: tuple[int, ...], after_work: bool, name: str, code: int
+    ) -> None:
+        """Raise the error of a call in C, unless it is a copy that succeeds in the context of its stream."""
+        if name.startswith("cuMemcpy"):
+            return self.copy_again(name, code, info, *arguments)
+        error = self.error(name, code, info.device)
         if after_work and name == "cuEventRecord":
             raise RecordRefused(error)
         raise error

@@ -91,7 +91,7 @@ class CudaRecorded(CudaGraphs, CudaMemory):
             calls = info.calls
             code = getattr(calls, function)(target, source, nbytes, handle)
             if code:
-                self.fail(function, code, device)
+                self.copy_again(function, code, info, target, source, nbytes, handle)
             try:
                 recorded = events.get(event)
                 if recorded is None or recorded.device != device or calls.cuEventRecord(recorded.word, word):
