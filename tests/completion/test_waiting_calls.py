@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -176,6 +177,25 @@ async def test_work_that_begins_during_the_call_counts(events: Events) -> None:
             latch.release()
         (event,) = events.of("driver_call_waited")
         assert (event["call"], event["running"]) == ("cuKernelGetFunction", "hold on long")
+
+
+@pytest.mark.asyncio
+async def test_call_in_progress_holds_no_operation() -> None:
+    """An operation that it held would hold its result, and a pipeline would take another block for its next item."""
+    peer, begun, go = Clocked(), threading.Event(), threading.Event()
+    async with open_peer(peer) as (_, device), device.stream() as stream, device.stream() as other:
+        with Latch(device) as latch:
+            operation = weakref.ref(other.wait(latch.hold(stream)))
+            await latch.held()
+            peer.make_long("load", then=lambda: (begun.set(), go.wait(60)))
+            loading = asyncio.ensure_future(load(device))
+            await until(begun.is_set)
+            latch.release()
+            await quickly(other.synchronize())
+            held = operation()
+            go.set()
+            await quickly(loading)
+            assert held is None
 
 
 @pytest.mark.asyncio

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from .._base._label import shown
 from .._base._log import log
-from .._core import Operation
 from ..driver.protocol import Driver
 from ._reactors import oldest_unfinished
 
@@ -49,6 +48,9 @@ class WaitingCall(NamedTuple):
     running: str  #: the oldest unfinished operations of some streams
 
 
+#: The kernel or the kind of an operation, its label, and the name of its stream.
+_Facts: TypeAlias = tuple[str, str | None, str]
+
 #: Called with a call that has waited, on its thread.
 CallWatch: TypeAlias = Callable[[WaitingCall], object]
 
@@ -80,7 +82,7 @@ class WaitingCalls:
 
     def run(self, name: str, call: Callable[..., T], *arguments: object) -> T:
         """Make a call of the driver, and return its result. ``name`` is a key of `CURES`. Any thread."""
-        running = oldest_unfinished(self._driver, MOST_NAMED)
+        running = self._running()
         start = self._driver.now()
         key = object()
         try:
@@ -91,9 +93,14 @@ class WaitingCalls:
             end = self._driver.now()
             if end - start > LONG:
                 self._long = (*self._long[1 - MOST_KEPT :], (name, start, end))
-                self._note(name, start, end, running or oldest_unfinished(self._driver, MOST_NAMED))
+                self._note(name, start, end, running or self._running())
 
-    def _note(self, name: str, start: float, end: float, running: Sequence[Operation[Any]]) -> None:
+    def _running(self) -> list[_Facts]:
+        """Return what is said of the oldest unfinished operations. They are not held, since they may hold results."""
+        unfinished = oldest_unfinished(self._driver, MOST_NAMED)
+        return [(each.kernel or each.kind, each.label, each.stream_name) for each in unfinished]
+
+    def _note(self, name: str, start: float, end: float, running: Sequence[_Facts]) -> None:
         """Count, log and report a long call, if work was unfinished at its start or at its end."""
         if not running:
             return
@@ -125,7 +132,6 @@ class WaitingCalls:
         return found if seconds > (end - start) / 2 else None
 
 
-def _described(operation: Operation[Any]) -> str:
-    """Return the kernel or the kind of an operation, its label and its stream."""
-    name, label = operation.kernel or operation.kind, operation.label
-    return f"{name} {'' if label is None else shown(label) + ' '}on {operation.stream_name}"
+def _described(facts: _Facts) -> str:
+    name, label, stream = facts
+    return f"{name} {'' if label is None else shown(label) + ' '}on {stream}"
