@@ -487,3 +487,39 @@ def test_progress_bars_know_the_length() -> None:
         assert [batch.number for batch in progress.track(batches, update_period=PATIENCE)] == [0, 1, 2, 3]
         assert progress.tasks[0].total == 4
         assert progress.tasks[0].finished
+
+
+FORKED = """
+import os, sys
+from aiocuda import ForkedProcessError
+from aiocuda.data import sync_loader
+
+def in_child(use):
+    child = os.fork()
+    if not child:
+        try:
+            use()
+        except ForkedProcessError as error:
+            os._exit(0 if "make one in the child" in str(error) else 1)
+        os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+with sync_loader(range(12), driver="host", batch_size=4) as batches:
+    print(in_child(lambda: next(iter(batches))))
+    iterator = iter(batches)
+    first = next(iterator)  # the next one is being fetched
+    print(in_child(lambda: next(iterator)), in_child(batches.statistics), in_child(first[0].to_host))
+    if not (child := os.fork()):
+        sys.exit()  # leaves the block, and ends the interpreter
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(first[0].to_host().tolist(), len(list(iterator)))
+"""
+
+
+def test_a_forked_child_gets_an_error() -> None:
+    """It has no copy of the loader's thread, for which it would wait for ever. The parent goes on."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert (run.stdout, run.stderr) == ("0\n0 0 0\n0\n[0, 1, 2, 3] 2\n", "")

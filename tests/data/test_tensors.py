@@ -74,6 +74,18 @@ async def test_fields_become_tensors_of_their_own(device: Device, options: Any) 
     assert (copy.number, copy.indices) == (0, (0, 1, 2, 3))
 
 
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_each_process_has_its_own_random_numbers() -> None:
+    """The server of the processes has imported PyTorch, whose import seeds its generator."""
+    options: Any = {"batch_size": 4, "workers": 2, "executor": "process", "output": "torch"}
+    decode = importlib.import_module("tests.data.torch_samples").seed
+    async with aiocuda.open_device(driver="host") as device:
+        async with DataLoader(device, range(64), decode=decode, **options) as loader:
+            seeds = {tuple(row) async for batch in loader for row in batch[0].tolist()}
+    assert len(seeds) == len({process for process, _ in seeds}) == len({seed for _, seed in seeds}) == 2
+
+
 @pytest.mark.asyncio
 async def test_fields_without_names_unpack(device: Device) -> None:
     fields: Any = [((2,), np.float32), ((), np.bool_), ((0, 3), np.uint8), ((), "f2")]

@@ -64,11 +64,12 @@ def ends_with_children(pipe: InheritedFile, setup: float) -> None:
 
 def reports(pipe: InheritedFile, modules: tuple[str, ...]) -> None:
     """Send what this process has: which of the modules, random numbers, environment, folders."""
-    numpy = sys.modules.get("numpy.random")
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     with own_end(pipe) as parent, Start(parent) as start:
         start.result = {
             "modules": [name for name in modules if name in sys.modules],
             "numpy": None if numpy is None else numpy.random(),
+            "torch": None if torch is None else torch.default_generator.initial_seed(),
             "random": random.random(),
             "environment": dict(os.environ),
             "folder": os.getcwd(),

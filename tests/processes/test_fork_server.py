@@ -26,6 +26,23 @@ from tests.project.tree import ROOT
 #: Writes a line into a file beside it. The first line of a package that is imported in a test.
 COUNTS = "import os, pathlib\nwith open(__file__ + '.log', 'a') as log: print(os.getpid(), file=log)\n"
 
+#: What PyTorch has of its generator on the CPU, which its import seeds.
+TORCH = """\
+import random
+
+class Generator:
+    def seed(self):
+        self._seed = random.randrange(1 << 64)
+    def initial_seed(self):
+        return self._seed
+
+class Default(Generator):
+    pass
+
+default_generator = Default()
+default_generator.seed()
+"""
+
 #: Packages that must not be forked, or end the server that imports them.
 LEFT_OUT = {
     "thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -125,6 +142,16 @@ def test_packages_are_imported_once_for_all_processes(tmp_path: Path, serve: Any
     assert first["threads"] == 1
     assert first["numpy"] != second["numpy"]  # NumPy seeds at its import only
     assert first["random"] != second["random"]
+
+
+@pytest.mark.slow
+def test_each_process_has_its_own_random_numbers_of_torch(tmp_path: Path, serve: Any) -> None:
+    (tmp_path / "torch.py").write_text(TORCH, encoding="utf-8")
+    (tmp_path / "numbers_of_torch.py").write_text("import torch\nOWN = torch.Generator()\n", encoding="utf-8")
+    report = serve("torch", "numbers_of_torch")
+    first, second = report(), report()
+    assert first["modules"] == second["modules"] == ["torch"]  # a generator of the program is left to the processes
+    assert first["torch"] != second["torch"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import spawn
 from pathlib import Path
 from types import ModuleType
@@ -92,7 +92,7 @@ def _run(order: Order) -> None:
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _Imports(_imports_of(order)).run()
-    os.register_at_fork(after_in_child=_seed_numpy(os.getpid()))
+    os.register_at_fork(after_in_child=_seed(os.getpid()))
     signal.signal(signal.SIGINT, interrupt)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -171,12 +171,15 @@ def _with_environment(prepare: Any) -> Any:
     return prepare_with_environment
 
 
-def _seed_numpy(server: int) -> Any:
+def _seed(server: int) -> Callable[[], None]:
     """Return a function that gives each process of a server its own random numbers. `random` does it by itself."""
 
     def seed() -> None:
-        if os.getppid() == server and (found := sys.modules.get("numpy.random")):
-            found.seed()
+        if os.getppid() == server:
+            if numpy := sys.modules.get("numpy.random"):
+                numpy.seed()
+            if torch := sys.modules.get("torch"):
+                torch.default_generator.seed()  # that of a GPU is made, and seeded, in each process
 
     return seed
 
@@ -255,8 +258,12 @@ def _has_random_numbers(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not file or file.startswith(_INSTALLED):
         return False
-    numpy = sys.modules.get("numpy.random")
-    kinds = {random.Random} if numpy is None else {random.Random, numpy.Generator, numpy.RandomState}
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    kinds = {random.Random}
+    if numpy is not None:
+        kinds |= {numpy.Generator, numpy.RandomState}
+    if torch is not None:
+        kinds.add(torch.Generator)
     return any(type(value) in kinds for value in tuple(vars(module).values()))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator
@@ -18,7 +19,7 @@ from .._processes._main_guard import check_main_guard
 from ..device import Device, open_device
 from ..driver import DriverName
 from ..driver.protocol import Driver
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, ForkedProcessError
 from ..lowlevel import OPEN_DEVICES
 from ..memory import DeviceBuffer
 from ._advice import LoaderAdvice
@@ -179,6 +180,7 @@ class _LoopThread(Generic[Loader]):
         self._fetching: asyncio.Task[Any] | None = None
         self._held: dict[HeldBatch, None] = {}  # batches that were not freed
         self._thread = threading.Thread(target=self._run, name="aiocuda-sync-loader", daemon=True)
+        self._process = os.getpid()
         self.loader: Loader | None = None
         self.device: Device | None = None
 
@@ -255,6 +257,11 @@ class _LoopThread(Generic[Loader]):
         """Run a coroutine on the loop."""
         assert self._loop is not None
         try:
+            self.check_process()
+        except ForkedProcessError:
+            coroutine.close()
+            raise
+        try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             coroutine.close()
@@ -269,7 +276,9 @@ class _LoopThread(Generic[Loader]):
         return self.submit(run()).result()
 
     def stop(self, *, at_once: bool = False, waits: bool = True) -> None:
-        """Close the loader and the device, and wait for the end of the thread. Idempotent."""
+        """Close the loader and the device, and wait for the end of the thread. Idempotent. In a fork, do nothing."""
+        if os.getpid() != self._process:
+            return
         self._at_once = self._at_once or at_once
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -283,6 +292,11 @@ class _LoopThread(Generic[Loader]):
         The garbage collector may call this on the thread itself, or on a thread of the loader: neither can wait.
         """
         self.stop(at_once=True, waits=threading.current_thread() is threading.main_thread())
+
+    def check_process(self) -> None:
+        """Raise in a forked child: it has no copy of the thread."""
+        if os.getpid() != self._process:
+            raise ForkedProcessError("the loader belongs to the parent process: make one in the child, or use spawn")
 
     def check(self) -> None:
         """Raise the error with which the thread has ended."""
@@ -369,6 +383,7 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
 
     def _next_batch(self, epoch: SyncEpoch[Any]) -> SyncBatch | None:
         self._loader  # noqa: B018 - raises if it is not open
+        self._thread.check_process()  # a batch that is being fetched never comes in a forked child
         if self._epoch is not epoch:
             if epoch.batches is not None:
                 epoch.batches.check_new()
@@ -499,9 +514,8 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
             self._closed = True
             return
         self._closed = True
-        ended = self._give_back(all_of_them=True)
-        with contextlib.suppress(ClosedError):
-            self._thread.submit(self._thread.free(ended))
+        with contextlib.suppress(ClosedError, ForkedProcessError):
+            self._thread.submit(self._thread.free(self._give_back(all_of_them=True)))
         self._finalizer.detach()
         self._thread.stop(at_once=at_once)
 
