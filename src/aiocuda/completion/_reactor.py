@@ -24,11 +24,11 @@ from .._core import LANDING, ReactorHot
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
+from ._host_queue import Pumps
 from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
 from ._notifiers import WATCHES, NotifierPool
 from ._poll_allowance import PollAllowance
-from ._pumps import Pumps
 from ._reactors import reactors_of
 from ._submission_pace import SubmissionPace
 from ._wait_rule import (

@@ -36,12 +36,10 @@ from .._core import (
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
 from ._captures import is_captured
-from ._gates import Gate, Submitted
-from ._host_queue import HostQueue
+from ._host_queue import Gate, HostQueue, Submitted
 from ._interruption import Interruption
-from ._listeners import Hooks, Listeners
+from ._listeners import Hooks, Listeners, Reports
 from ._methods import KINDS
-from ._reports import Reports
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
 from ._unseen_failure import UnseenFailure
 
