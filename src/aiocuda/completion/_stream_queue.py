@@ -35,7 +35,7 @@ from .._core import (
     new_operation,
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
-from ._captures import is_captured
+from ._foreign_work import is_captured
 from ._host_queue import Gate, HostQueue, Submitted
 from ._interruption import Interruption
 from ._listeners import Hooks, Listeners, Reports
