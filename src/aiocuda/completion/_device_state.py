@@ -15,14 +15,13 @@ from .._base._wrong_loop import wrong_loop
 from .._core import DeviceHot, StreamOperation
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
-from ._budget import Budget
 from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
-from ._notifiers import NotifierPool
-from ._policy import CompletionPolicy
+from ._notifiers import Budget, NotifierPool
 from ._prediction import Predictor
 from ._submission import submitting
 from ._unseen_failure import UnseenFailure
+from ._wait_rule import CompletionPolicy
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
