@@ -28,7 +28,7 @@ from ._host_queue import Pumps
 from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
 from ._notifiers import WATCHES, NotifierPool
-from ._submission_pace import SubmissionPace
+from ._submission import SubmissionPace
 from ._wait_rule import (
     HELD_UP_SECONDS,
     LATE_SECONDS,

@@ -35,13 +35,13 @@ from .._core import (
     new_operation,
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
+from ._device_state import UnseenFailure
 from ._foreign_work import is_captured
 from ._host_queue import Gate, HostQueue, Submitted
 from ._interruption import Interruption
 from ._listeners import Hooks, Listeners, Reports
 from ._methods import KINDS
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
-from ._unseen_failure import UnseenFailure
 
 if TYPE_CHECKING:
     from .._core import Lease
