@@ -17,9 +17,8 @@ from .._base._wrong_loop import wrong_loop
 from .._core import DeviceHot, Estimate, StreamOperation
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
-from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
-from ._notifiers import Budget, NotifierPool
+from ._notifiers import Budget, EventLeases, NotifierPool
 from ._submission import submitting
 from ._wait_rule import CompletionPolicy
 from ._waiting_calls import WaitingCalls

@@ -22,9 +22,8 @@ from .._core import DONE, Lease, Watch
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault
 from ._alarm import Alarm
-from ._event_leases import EventLeases
 from ._foreign_work import is_captured
-from ._notifiers import WATCHES, Budget, NotifierPool
+from ._notifiers import WATCHES, Budget, EventLeases, NotifierPool
 from ._wait_rule import CompletionPolicy, first_poll, next_look
 from ._waiting_calls import reactors_of
 from ._waits import Wait, end_with_loop
