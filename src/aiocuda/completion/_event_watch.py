@@ -23,13 +23,12 @@ from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault
 from ._alarm import Alarm
 from ._foreign_work import is_captured
-from ._notifiers import WATCHES, Budget, EventLeases, NotifierPool
+from ._notifiers import WATCHES, ArmedNotifier, Budget, EventLeases, NotifierPool
 from ._wait_rule import CompletionPolicy, first_poll, next_look
 from ._waiting_calls import reactors_of
 from ._waits import Wait, end_with_loop
 
 if TYPE_CHECKING:
-    from ._notifiers import ArmedNotifier
     from ._reactor import Reactor
 
 __all__ = ["EventWait", "EventWatch"]

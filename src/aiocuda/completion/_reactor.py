@@ -27,7 +27,7 @@ from ._device_state import DeviceState
 from ._host_queue import Pumps
 from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
-from ._notifiers import WATCHES, NotifierPool
+from ._notifiers import WATCHES, ArmedNotifier, NotifierPool
 from ._submission import SubmissionPace
 from ._wait_rule import (
     HELD_UP_SECONDS,
@@ -45,7 +45,6 @@ from ._waiting_calls import WaitingCalls, reactors_of
 if TYPE_CHECKING:
     from .._core import Ring, StreamOperation
     from ._event_watch import EventWatch
-    from ._notifiers import ArmedNotifier
 
 __all__ = ["PollAllowance", "QueryGuard", "Reactor"]
 

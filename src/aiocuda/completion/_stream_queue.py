@@ -35,7 +35,7 @@ from .._core import (
     new_operation,
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
-from ._device_state import UnseenFailure
+from ._device_state import DeviceState, UnseenFailure
 from ._foreign_work import is_captured
 from ._host_queue import Gate, HostQueue, Submitted
 from ._interruption import Interruption
@@ -45,7 +45,6 @@ from ._submission import SUBMIT_AHEAD, SubmissionLimit
 
 if TYPE_CHECKING:
     from .._core import Lease
-    from ._device_state import DeviceState
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "new_queue", "stream_queue"]
