@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ._base._statistics import StreamStatistics as StreamStatistics
     from ._base._types import DeviceProperties as DeviceProperties
     from ._core import Operation, gather
-    from .completion._policy import CompletionPolicy as CompletionPolicy
     from .completion._wait import wait
+    from .completion._wait_rule import CompletionPolicy as CompletionPolicy
     from .context import ManagedContext, StepConfig
     from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
     from .device._as_completed import as_completed
@@ -78,7 +78,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
     #: The module that defines each name. All other names are errors.
     _MODULES = {
         "AsyncCoordinator": ".coordination",
-        "CompletionPolicy": ".completion._policy",
+        "CompletionPolicy": ".completion._wait_rule",
         "Device": ".device._device",
         "DeviceBuffer": ".memory._buffer",
         "DeviceProperties": "._base._types",

@@ -15,9 +15,7 @@ from ._core import Ring as Queue
 from ._core._form import form as form_of_core
 from .completion._foreign_work import handle_of
 from .completion._jobs import Jobs
-from .completion._marks import enqueue_mark, when_accepted, when_passed
-from .completion._stream_load import StreamLoad
-from .completion._transitions import check_awaited
+from .completion._progress import StreamLoad, check_awaited, enqueue_mark, when_accepted, when_passed
 from .device._event import record_event
 from .device._open import has_gpu
 from .device._open_devices import OPEN_DEVICES

@@ -18,14 +18,13 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 
 from aiocuda._core import _bound_call, _ring, _state, _stream_operation
-from aiocuda.completion import _gates, _host_queue, _interruption, _reports, _stream_queue
+from aiocuda.completion import _host_queue, _interruption, _listeners, _stream_queue
 
 __all__ = ["QUEUE", "Interrupt", "sweep"]
 
 #: The modules of the queue of a stream and of its operations.
 QUEUE = (
-    _bound_call, _gates, _host_queue, _interruption, _reports, _ring, _state, _stream_operation,
-    _stream_queue,
+    _bound_call, _host_queue, _interruption, _listeners, _ring, _state, _stream_operation, _stream_queue,
 )  # fmt: skip
 
 PLACES = ("RESUME", "CALL")

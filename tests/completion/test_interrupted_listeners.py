@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from aiocuda import Device, Operation
-from aiocuda.completion import _listeners
 from aiocuda.device._resources import resources_of
 from tests.completion.interrupts import QUEUE, Interrupt, sweep
 from tests.completion.test_interrupted_resolution import fault, watchdog_tick
@@ -51,7 +50,7 @@ async def test_interrupt_while_listeners_are_notified_of_the_end(timing: bool) -
         stream = device.stream()
         buffer = stream.empty(4)
         removed = 0
-        for interrupt in sweep(*QUEUE, _listeners, least=50):
+        for interrupt in sweep(*QUEUE, least=50):
             listeners = [Counts(timing), Counts(False)]
             with contextlib.ExitStack() as stack:
                 for each in listeners:
@@ -71,7 +70,7 @@ async def test_interrupt_while_listeners_are_notified_of_the_end(timing: bool) -
 
 
 async def test_interrupt_while_listeners_are_notified_of_a_fault() -> None:
-    for interrupt in sweep(*QUEUE, _listeners, least=50):
+    for interrupt in sweep(*QUEUE, least=50):
         with Reports():
             async with open_peer(max_in_flight=3) as (peer, device):
                 stream = device.stream()

@@ -15,7 +15,7 @@ import pytest
 
 from aiocuda import BusyError, ClosedError, Device, DriverError, NoEventLoopError, Operation, Stream, WrongLoopError
 from aiocuda._core import State
-from aiocuda.completion._transitions import TRANSITIONS
+from aiocuda.completion._progress import TRANSITIONS
 from tests.helpers import SAXPY, Latch, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio

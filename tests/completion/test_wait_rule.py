@@ -16,7 +16,7 @@ import aiocuda
 from aiocuda import AsyncCoordinator, CompletionPolicy, Device, Stream
 from aiocuda._core import Estimate, ReactorHot, Watch
 from aiocuda._core._estimate import CALLBACK_SECONDS
-from aiocuda.completion._poll_allowance import PollAllowance
+from aiocuda.completion._reactor import PollAllowance
 from aiocuda.completion._wait_rule import (
     FIRST_POLL,
     GRACE,

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from aiocuda._core import Ring, StreamOperation
-from aiocuda.completion._armed_notifier import ArmedNotifier
-from aiocuda.completion._notifiers import INDEX_SHIFT, NotifierPool
+from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_queue import StreamQueue
 from tests.budget import spread

@@ -21,7 +21,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError, UnsupportedError
 from aiocuda._core import stream_operation
 from aiocuda._core._form import form
-from aiocuda.completion._policy import CompletionPolicy
+from aiocuda.completion._wait_rule import CompletionPolicy
 from aiocuda.driver.cuda import _library
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import CompiledKernel
@@ -408,7 +408,7 @@ from pathlib import Path
 import pytest
 import aiocuda
 from aiocuda._core._form import form
-from aiocuda.completion._policy import CompletionPolicy
+from aiocuda.completion._wait_rule import CompletionPolicy
 from aiocuda._core import stream_operation
 from tests.core.test_over_libcuda import EMPTY, opened
 from tests.driver.cuda.fake import Fake

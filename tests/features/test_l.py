@@ -11,7 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import CompletionPolicy, Device, DeviceFault
-from aiocuda.completion._policy import PolicyName
+from aiocuda.completion._wait_rule import PolicyName
 from tests.helpers import PATIENCE, SPIN, TRAP, Peer, open_peer, quickly
 from tests.pipeline.virtual import in_virtual_time
 

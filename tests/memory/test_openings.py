@@ -11,7 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Stream, WrongDeviceError
-from aiocuda.completion._reactors import reactors_of
+from aiocuda.completion._waiting_calls import reactors_of
 from aiocuda.device._resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource

@@ -53,9 +53,9 @@ def test_package_keeps_the_layers(tree: Path) -> None:
         pytest.param("data/_batch.py", "from ..device.streams import _stream", "above lowlevel", id="below-lowlevel"),
         pytest.param("driver/protocol.py", "import asyncio", "No event loop", id="asyncio-in-a-driver"),
         pytest.param("driver/host/__init__.py", "import structlog", "no logging in a driver", id="logs-in-a-driver"),
-        pytest.param("completion/_policy.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),
+        pytest.param("completion/_alarm.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),
         pytest.param("driver/host/__init__.py", "from cuda import core", "in one place", id="cuda-in-the-host-driver"),
-        pytest.param("completion/_policy.py", "import rich", "needs the extra", id="extra-elsewhere"),
+        pytest.param("completion/_alarm.py", "import rich", "needs the extra", id="extra-elsewhere"),
         pytest.param("cli/__init__.py", "import pytest", "needs the extra", id="extra-of-another"),
     ],
 )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiocuda._core import INTERNAL, Operation, State, StreamOperation, stream_operation
 from aiocuda.completion._host_queue import MOST_PER_PUMP
+from aiocuda.completion._progress import TRANSITIONS
 from aiocuda.completion._submission import Submission
-from aiocuda.completion._transitions import TRANSITIONS
 from aiocuda.coordination._bracket import scheduled as bracket_node
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.coordination._scheduler import Scheduler

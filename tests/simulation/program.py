@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from aiocuda import Device, open_device
-from aiocuda.completion._policy import PolicyName
+from aiocuda.completion._wait_rule import PolicyName
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.errors import AiocudaError, ClosedError, DeviceFault
 from tests.simulation import internals

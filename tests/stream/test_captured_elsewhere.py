@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda.completion._captures import STREAM_CAPTURE_IMPLICIT
+from aiocuda.completion._foreign_work import STREAM_CAPTURE_IMPLICIT
 from aiocuda.device._resources import resources_of
 from aiocuda.memory import SizeClassResource
 from tests.helpers import AFFINE, Latch, Peer, Reports, quickly, until

@@ -28,7 +28,7 @@ from aiocuda import (
     UnorderedAccessWarning,
 )
 from aiocuda.completion._stream_queue import stream_queue
-from aiocuda.completion._submission_pace import SubmissionPace
+from aiocuda.completion._submission import SubmissionPace
 from aiocuda.driver.host import HostDriver
 from aiocuda.lowlevel import submit_call
 from aiocuda.testing import SimulatedDriver, SimulatedLoop

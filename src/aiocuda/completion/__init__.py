@@ -19,8 +19,8 @@ from ._instrument import (
 )
 from ._methods import KINDS as KINDS
 from ._methods import METHODS as METHODS
-from ._policy import CompletionPolicy
 from ._wait import wait
+from ._wait_rule import CompletionPolicy
 
 __all__ = [
     "BatchListener",

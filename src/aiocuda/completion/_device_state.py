@@ -1,4 +1,4 @@
-"""DeviceState: the state that the event loops of one opened device share."""
+"""DeviceState: the state that the event loops of one opened device share, with its predictions and unseen failures."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import os
 import sys
 import threading
 import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from .._base._types import DeviceProperties, Priority
 from .._base._wrong_loop import wrong_loop
-from .._core import DeviceHot, StreamOperation
+from .._core import DeviceHot, Estimate, StreamOperation
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError
-from ._budget import Budget
-from ._event_leases import EventLeases
 from ._listeners import Listeners, Listening
-from ._notifiers import NotifierPool
-from ._policy import CompletionPolicy
-from ._prediction import Predictor
+from ._notifiers import Budget, EventLeases, NotifierPool
 from ._submission import submitting
-from ._unseen_failure import UnseenFailure
+from ._wait_rule import CompletionPolicy
 from ._waiting_calls import WaitingCalls
 
 if TYPE_CHECKING:
+    from .._base._failure import Poison
     from .._core import Ring
 
-__all__ = ["DeviceState"]
+__all__ = ["DeviceState", "Predictor", "UnseenFailure"]
 
 #: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time.
 _LISTENING = threading.RLock()
@@ -41,6 +40,73 @@ QUEUE_ENTRIES = 900
 
 #: The number of cross-device uses from which closed ones are removed.
 MANY_CROSS_DEVICE_USES = 8
+
+#: The most estimates of one device that are kept; the oldest is removed first.
+MOST_KEYS = 1024
+
+
+class UnseenFailure:
+    """The failure of a stream, or of the streams of a device that have ended, until code of the program has seen it.
+
+    Parameters
+    ----------
+    of_device
+        That of the stream's device, which gets the failure when the stream ends; None for that of a device.
+    """
+
+    __slots__ = ("_of_device", "_poison")
+
+    def __init__(self, of_device: UnseenFailure | None = None) -> None:
+        self._of_device = of_device
+        self._poison: Poison | None = None
+
+    def note(self, poison: Poison) -> None:
+        """Keep a failure for the end of a block, unless an earlier one is unseen."""
+        if self._poison is None or not self._poison.is_unseen:
+            self._poison = poison
+
+    def forget_seen(self) -> None:
+        """Refer to failures that code of the program has seen no longer: their tracebacks hold what it has used."""
+        if self._poison is not None and not self._poison.is_unseen:
+            self._poison = None
+        if self._of_device is not None:
+            self._of_device.forget_seen()
+
+    def pass_on(self) -> None:
+        """Let the end of the device's block raise the failure, too: the stream has ended."""
+        if self._of_device is not None and self._poison is not None and self._poison.is_unseen:
+            self._of_device.note(self._poison)
+
+    def take(self) -> Poison | None:
+        """Return the failure if no code of the program has seen it, and forget it."""
+        poison, self._poison = self._poison, None
+        return poison if poison is not None and poison.is_unseen else None
+
+    def raise_it(self) -> None:
+        """Raise the failure that no code of the program has seen, if there is one: at the normal end of a block."""
+        poison = self.take()
+        if poison is not None:
+            if self._of_device is not None and self._of_device._poison is poison:
+                self._of_device.take()
+            poison.deliver()
+
+
+class Predictor:
+    """The estimates, by kind, kernel or size class, and grid."""
+
+    __slots__ = ("_estimates",)
+
+    def __init__(self) -> None:
+        self._estimates: OrderedDict[Hashable, Estimate] = OrderedDict()
+
+    def estimate(self, key: Hashable, kernel: str | None = None) -> Estimate:
+        """Return the estimate for a key; if there is none, a new one with the name of the kernel of a launch."""
+        found = self._estimates.get(key)
+        if found is None:
+            found = self._estimates[key] = Estimate(kernel)
+            if len(self._estimates) > MOST_KEYS:
+                self._estimates.popitem(last=False)
+        return found
 
 
 class DeviceState:

@@ -22,18 +22,13 @@ from .._core import DONE, Lease, Watch
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault
 from ._alarm import Alarm
-from ._budget import Budget
-from ._captures import is_captured
-from ._event_leases import EventLeases
-from ._loop_end import end_with_loop
-from ._notifiers import WATCHES, NotifierPool
-from ._policy import CompletionPolicy
-from ._reactors import reactors_of
-from ._wait_rule import first_poll, next_look
-from ._waits import Wait
+from ._foreign_work import is_captured
+from ._notifiers import WATCHES, ArmedNotifier, Budget, EventLeases, NotifierPool
+from ._wait_rule import CompletionPolicy, first_poll, next_look
+from ._waiting_calls import reactors_of
+from ._waits import Wait, end_with_loop
 
 if TYPE_CHECKING:
-    from ._armed_notifier import ArmedNotifier
     from ._reactor import Reactor
 
 __all__ = ["EventWait", "EventWatch"]

@@ -1,4 +1,7 @@
-"""The work that objects of other libraries stand for. No library is imported: that of an object is loaded."""
+"""The work of other libraries: what their objects stand for, and whether one captures a stream into a graph.
+
+No library is imported: that of an object is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from ..errors import InvalidArgumentError, InvalidTypeError
+from ..driver.protocol import Driver
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
 
-__all__ = ["Work", "by_methods", "handle_of", "work_of"]
+__all__ = ["Work", "by_methods", "handle_of", "is_captured", "work_of"]
 
 #: Parts of PyTorch with a current stream, for tensors of the CPU: a copy to them may be in flight.
 _ACCELERATORS: Final = ("cuda", "xpu", "npu")
+
+#: The driver's answer for a default stream while a stream that waits for it is captured.
+STREAM_CAPTURE_IMPLICIT = 906
 
 
 class Work(NamedTuple):
@@ -174,3 +181,13 @@ def handle_of(thing: object) -> int:
             "torch_stream.cuda_stream, CuPy's cupy_stream.ptr"
         )
     return thing
+
+
+def is_captured(driver: Driver, stream: int) -> bool:
+    """Return whether a stream is being captured, given the driver's name of it. From any thread."""
+    try:
+        return driver.stream_capturing(stream)
+    except BusyError as error:
+        if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
+            return True
+        raise

@@ -1,24 +1,26 @@
-"""HostQueue: the operations of one stream that are still on the host."""
+"""HostQueue: the operations of one stream that are still on the host, and the gates that they wait for.
+
+`Pumps` submits those of streams that wait for each other.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .._base._log import log
-from .._core import POISONED, QUEUED, SHARED, SUBMITTED
+from .._core import DONE, FAILED, LANDING, POISONED, QUEUED, SHARED, STAGING, SUBMITTED
 from ..errors import BusyError, DeviceFault
-from ._pumps import Pumps
 
 if TYPE_CHECKING:
     from .._base._failure import Failure
     from .._core import Ring, StreamOperation
-    from ._gates import Gate
 
-__all__ = ["MOST_PER_PUMP", "HostQueue"]
+__all__ = ["MOST_PER_PUMP", "Every", "Gate", "HostQueue", "Pumps", "Submitted"]
 
 #: Seconds between two events "queue_full" of one stream.
 REPORT_SECONDS = 10.0
@@ -28,6 +30,62 @@ ASK_AGAIN = 50e-6
 
 #: Operations submitted in one pass: 128 launches take 0.6 ms, and no turn of the loop may take 5 ms.
 MOST_PER_PUMP = 128
+
+#: Streams that are pumped in one iteration of the loop: each of them may submit up to `MOST_PER_PUMP` operations.
+MOST_AT_ONCE: Final = 128
+
+
+class Gate(Protocol):
+    """A condition on the host that an operation waits for."""
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether the operation may be submitted now. Each `HostQueue.pump` asks. May raise its failure."""
+
+    def failure(self) -> Failure | None:
+        """Return a failure elsewhere that skips the operation. Asked once, when ready."""
+
+
+class Submitted:
+    """A gate that opens when an operation of another stream was submitted, so that it has an event to wait for."""
+
+    __slots__ = ("_follower", "_known", "_operation")
+
+    def __init__(self, operation: StreamOperation[Any], follower: Ring) -> None:
+        self._operation = operation
+        self._follower = follower
+        failure = operation.failure
+        # A wait for an operation with a known failure is intended. A failure that is delivered later still
+        # skips the operations that depend on it.
+        self._known = failure is not None and failure.delivered
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        queue = self._operation.queue
+        state = self._operation.status
+        if state in (SUBMITTED, LANDING, DONE, FAILED):
+            return True
+        # A queued operation is in the host queue. An abandoned operation may be.
+        if state in (QUEUED, STAGING) or any(entry is self._operation for entry in queue.on_host):
+            queue.rare.host_queue.followers[self._follower] = None
+            return False
+        return True
+
+    def failure(self) -> Failure | None:
+        return None if self._known else self._operation.failure
+
+
+class Every:
+    """A gate that opens when all of several gates are open."""
+
+    __slots__ = ("_gates",)
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._gates = gates
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        return all(gate.ready(operation) for gate in self._gates)
+
+    def failure(self) -> Failure | None:
+        return next(filter(None, (gate.failure() for gate in self._gates)), None)
 
 
 class HostQueue:
@@ -236,3 +294,42 @@ class HostQueue:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+class Pumps:
+    """The streams of one event loop whose oldest operation on the host waited for one that is submitted now.
+
+    Two streams may wait for each other in turn, thousands of times. So a stream does not pump another one directly,
+    which would be as many nested calls: it adds that stream to a list, and the outermost call works through the list.
+    """
+
+    __slots__ = ("_is_pumping", "_is_scheduled", "_loop", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[Ring] = []  # the next one is the last
+        self._is_pumping = False
+        self._is_scheduled = False
+
+    def pump(self, queues: Iterable[Ring]) -> None:
+        """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
+        self._waiting.extend(reversed(tuple(queues)))  # those that this stream pumps come before the others
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            for _ in range(MOST_AT_ONCE):
+                if not self._waiting:
+                    break
+                queue = self._waiting.pop()
+                queue.rare.pump()
+                queue.attend()
+        finally:
+            self._is_pumping = False
+            if self._waiting and not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._is_scheduled = False
+        self.pump(())

@@ -17,7 +17,7 @@ from .._base._log import log
 from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, ClosedError
-from ._reactors import reactors_of
+from ._waiting_calls import reactors_of
 
 if TYPE_CHECKING:
     from ._device_state import DeviceState

@@ -1,11 +1,15 @@
-"""Listeners: the listeners of one device, and the hooks that each of them has."""
+"""Listeners: the listeners of one device, and the hooks that each has. `Reports` calls them for one stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-__all__ = ["Hooks", "Listeners", "Listening", "call_hooks", "call_resolve_hooks"]
+if TYPE_CHECKING:
+    from .._core import Ring, StreamOperation
+
+__all__ = ["Hooks", "Listeners", "Listening", "Reports"]
 
 #: A listener and one of its hooks.
 Hook: TypeAlias = tuple[object, Callable[..., object]]
@@ -97,3 +101,115 @@ def call_resolve_hooks(
         except BaseException as error:  # noqa: BLE001 - the caller reports it
             failed.append((listener, error))
     return failed
+
+
+class Reports:
+    """Notifies the listeners of the operations of one stream, once of each event.
+
+    It knows which operations are awaited without a waiter: an await that begins resolves operations before it suspends.
+    """
+
+    __slots__ = ("_gathered", "_queue", "_reported")
+
+    def __init__(self, queue: Ring) -> None:
+        self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
+        self._reported = 0  # the id of the last operation whose end the listeners have been notified of
+        self._gathered: frozenset[StreamOperation[Any]] = frozenset()
+
+    def awaits(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether an await that begins waits for the operation."""
+        return operation is self._queue().awaiting or operation in self._gathered
+
+    def linger(self, last: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
+        """Call `Ring.linger` for the last operation of a stream. The hooks see that all gathered ones are awaited."""
+        self._gathered = frozenset(gathered)
+        try:
+            self._queue().linger(last)
+        finally:
+            self._gathered = frozenset()
+
+    def was_reported(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether the listeners have been notified of the end of this operation, the last one of all."""
+        return operation.id == self._reported
+
+    def followed(self, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
+        listeners = self._queue().device_hot.listeners
+        if listeners is not None and listeners.follow:
+            self._remove_failed(call_hooks(listeners.follow, self._queue(), operation))
+
+    def submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the stream has accepted the operation."""
+        try:
+            failed = operation.context.run(call_hooks, hooks, operation)
+        except RuntimeError:  # a hook of this operation, which runs in this context, has led here
+            failed = operation.context.copy().run(call_hooks, hooks, operation)
+        if failed:
+            self._remove_failed(failed)
+
+    def resolved(self, operation: StreamOperation[Any]) -> bool:
+        """Notify the listeners, once, that the operation is about to finish. Its events are still valid.
+
+        Return whether the operation now has an `Extra`: a hook may abandon it.
+        """
+        device_state = self._queue().device_state
+        listeners = device_state.hot.listeners if operation.id != self._reported else None
+        if device_state.hot.starts:
+            start, end = device_state.hot.starts.pop(operation.id, None), operation.lease
+            if start is not None:
+                try:
+                    if listeners is not None and end is not None and end.timing:
+                        self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
+                        listeners = None
+                finally:
+                    device_state.leases.give(start)
+        if listeners is not None and listeners.resolve:
+            self._call_resolve(listeners.resolve, operation, 0, 0)
+        return operation.extra is not None
+
+    def faulted(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that a fault has ended. Its events stay in use.
+
+        ``awaited``: it had waiters, which have been woken.
+        """
+        self._queue().device_hot.starts.pop(operation.id, None)
+        self.gone(operation, awaited)
+
+    def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that nothing watches any more."""
+        queue = self._queue()
+        listeners = queue.device_hot.listeners
+        if listeners is not None and listeners.resolve:
+            before, queue.awaiting = queue.awaiting, operation if awaited else None
+            try:
+                self._call_resolve(listeners.resolve, operation, 0, 0)
+            finally:
+                queue.awaiting = before
+
+    def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
+        left = iter(hooks)
+        self._reported = operation.id
+        # Nothing between these lines makes a call: Ctrl-C comes before the operation counts as reported, or below.
+        try:
+            failed = operation.context.run(call_resolve_hooks, left, operation, start, end)
+        except RuntimeError:  # as in `submitted`
+            failed = operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+        except BaseException:  # Ctrl-C between two hooks
+            operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+            raise
+        if failed:
+            self._remove_failed(failed)
+
+    def _remove_failed(self, failed: Sequence[tuple[object, BaseException]]) -> None:
+        """Remove listeners with a hook that has raised, and report their errors. No operation fails."""
+        interrupt: BaseException | None = None
+        for listener, error in failed:
+            self._queue().device_state.remove_listener(listener)
+            try:
+                self._queue().reactor.report(
+                    f"a hook of the listener {type(listener).__qualname__} failed, and the listener was removed", error
+                )
+            except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first
+                interrupt = left
+        if interrupt is not None:
+            raise interrupt

@@ -24,13 +24,11 @@ from .._core import LANDING, ReactorHot
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
+from ._host_queue import Pumps
 from ._idle_moment import IdleMoments
 from ._jobs import JOB, Jobs
-from ._notifiers import WATCHES, NotifierPool
-from ._poll_allowance import PollAllowance
-from ._pumps import Pumps
-from ._reactors import reactors_of
-from ._submission_pace import SubmissionPace
+from ._notifiers import WATCHES, ArmedNotifier, NotifierPool
+from ._submission import SubmissionPace
 from ._wait_rule import (
     HELD_UP_SECONDS,
     LATE_SECONDS,
@@ -42,17 +40,22 @@ from ._wait_rule import (
     next_look,
     step,
 )
-from ._waiting_calls import WaitingCalls
+from ._waiting_calls import WaitingCalls, reactors_of
 
 if TYPE_CHECKING:
     from .._core import Ring, StreamOperation
-    from ._armed_notifier import ArmedNotifier
     from ._event_watch import EventWatch
 
-__all__ = ["QueryGuard", "Reactor"]
+__all__ = ["PollAllowance", "QueryGuard", "Reactor"]
 
 #: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32
+
+#: What a turn of the loop takes beside a pass of polls: a query of its descriptors, and the call.
+TURN_SECONDS = 10e-6
+
+#: The part of a second's allowance that may be used at once. The rest comes back during the second.
+BURST = 0.2
 
 
 class QueryGuard:
@@ -89,6 +92,32 @@ class QueryGuard:
         if self.open and not self._depth:
             self.open = False
             self._device_state.driver.end_queries()
+
+
+class PollAllowance:
+    """The time that a loop may poll beside armed host callbacks: a share of each second, for all streams together.
+
+    Parameters
+    ----------
+    share
+        Of each second; 1.0 for no limit, 0.0 for no polls.
+    """
+
+    __slots__ = ("_full_at", "_share")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._full_at = 0.0  # the time at which all of the allowance has come back
+
+    def is_left(self, now: float) -> bool:
+        """Return whether the loop may poll now."""
+        return self._share >= 1.0 or (self._share > 0.0 and self._full_at - now < BURST / (1.0 - BURST))
+
+    def spend(self, began: float, ended: float) -> None:
+        """Count a pass of polls between two times, and the turn of the loop that it belongs to."""
+        if self._share > 0.0:
+            spent = (ended - began + TURN_SECONDS) / (self._share * (1.0 - BURST))
+            self._full_at = max(self._full_at, began) + spent
 
 
 class Reactor:

@@ -35,19 +35,16 @@ from .._core import (
     new_operation,
 )
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, InvalidArgumentError, SkippedError
-from ._captures import is_captured
-from ._gates import Gate, Submitted
-from ._host_queue import HostQueue
+from ._device_state import DeviceState, UnseenFailure
+from ._foreign_work import is_captured
+from ._host_queue import Gate, HostQueue, Submitted
 from ._interruption import Interruption
-from ._listeners import Hooks, Listeners
+from ._listeners import Hooks, Listeners, Reports
 from ._methods import KINDS
-from ._reports import Reports
 from ._submission import SUBMIT_AHEAD, SubmissionLimit
-from ._unseen_failure import UnseenFailure
 
 if TYPE_CHECKING:
     from .._core import Lease
-    from ._device_state import DeviceState
     from ._reactor import Reactor
 
 __all__ = ["HasQueue", "StreamQueue", "new_queue", "stream_queue"]

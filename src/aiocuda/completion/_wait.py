@@ -11,8 +11,7 @@ from .._base._checks import check_timeout, has_gil, is_coroutine_function, is_fu
 from .._core import Operation, StreamOperation
 from ..errors import BusyError, DriverNotAvailableError, InvalidTypeError, NoEventLoopError, UnsupportedError
 from ._foreign_work import Work, by_methods, work_of
-from ._polled_waits import PolledWait
-from ._waits import JoinedWait, ThreadWait, Wait, described
+from ._waits import JoinedWait, PolledWait, ThreadWait, Wait, described
 
 __all__ = ["wait"]
 

@@ -1,18 +1,26 @@
-"""WaitingCalls: the calls of one driver that may wait for running kernels, and hold the launches of other threads."""
+"""WaitingCalls: the calls of one driver that may wait for running kernels, and hold the launches of other threads.
+
+`oldest_unfinished` finds what runs, from the reactors of the driver.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from .._base._label import shown
 from .._base._log import log
+from .._core import INTERNAL
 from ..driver.protocol import Driver
-from ._reactors import oldest_unfinished
 
-__all__ = ["CURES", "LONG", "WaitingCall", "WaitingCalls"]
+if TYPE_CHECKING:
+    from .._core import StreamOperation
+    from ._reactor import Reactor
+
+__all__ = ["CURES", "LONG", "WaitingCall", "WaitingCalls", "oldest_unfinished", "reactors_of"]
 
 T = TypeVar("T")
 
@@ -37,6 +45,33 @@ CURES: Final[Mapping[str, str]] = {
     "cuMemPoolTrimTo": "trim memory when no kernel runs",
     "cuCtxEnablePeerAccess": "copy between the two devices once before the work begins",
 }
+
+
+def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
+    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
+    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
+    return reactors
+
+
+def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
+    """Return the oldest unfinished operation of each stream of a driver, for at most ``most`` streams. Any thread.
+
+    An operation that waits on the host does not count. One that the device has finished counts until its loop has seen
+    the end: no query is made.
+    """
+    found: list[StreamOperation[Any]] = []
+    for known in list(reactors_of(driver)):
+        reactor = known()
+        for queue in () if reactor is None else list(reactor.queues):
+            pending = list(queue.pending)
+            if pending:
+                first = pending[0]
+                if first.kind is INTERNAL:
+                    first = next((each for each in pending if each.kind is not INTERNAL), first)
+                found.append(first)
+            if len(found) == most:
+                return found
+    return found
 
 
 class WaitingCall(NamedTuple):

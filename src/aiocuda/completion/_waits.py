@@ -1,24 +1,35 @@
-"""Wait: what `aiocuda.wait` returns, where that is no operation of a stream."""
+"""Wait: what `aiocuda.wait` returns, where that is no operation of a stream; and the end of what it uses in a loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import functools
+import math
+import sys
 import threading
+import time
 import types
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any, Protocol
 
 from .._base._checks import check_callback
 from .._base._failure import raisable
 from .._base._label import LABEL
-from .._base._user_code import failure_of
+from .._base._user_code import LEAVES_LOOP, failure_of
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
 from .._core import ABANDONED, DONE, FAILED, SUBMITTED, Operation, State, new_id
-from ..errors import BusyError, ClosedError, NoEventLoopError, WrongLoopError
+from ..errors import BusyError, ClosedError, InvalidTypeError, NoEventLoopError, WrongLoopError
+from ._alarm import A_LONG_TURN, Alarm
 
-__all__ = ["JoinedWait", "ThreadWait", "Wait"]
+__all__ = ["JoinedWait", "PolledWait", "ThreadWait", "Wait", "end_with_loop"]
+
+#: Seconds until the first call of a polled function, and the most seconds between two calls. In between, a call comes
+#: after an eighth of the time that the wait has taken.
+FIRST_CALL = 50e-6
+MOST_BETWEEN = 0.005
+PART_BETWEEN = 1 / 8
 
 
 class Wait(Operation[None]):
@@ -290,6 +301,167 @@ class ThreadWait(Wait):
         except RuntimeError:
             if not self.loop.is_closed():  # a closed loop has no waiter
                 raise
+
+
+class PolledWait(Wait):
+    """A wait that is done when a function returns True. The loop calls the function while the wait has a waiter."""
+
+    __slots__ = ("_function", "_poller")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keep: object, function: Callable[[], object]) -> None:
+        super().__init__(loop, keep)
+        self._function = function
+        self._poller = _Poller.of(loop)
+
+    def _begin(self) -> None:
+        self._poller.add(self)
+
+    def _leave(self) -> None:
+        self._poller.remove(self)
+
+    def _look(self) -> None:
+        if self.status >= DONE:
+            return
+        try:
+            answer = self.context.copy().run(self._function)
+        except BaseException as error:
+            self.finish(failure_of(error))
+            if isinstance(error, LEAVES_LOOP):
+                raise
+            return
+        if answer is True:
+            self.finish()
+        elif answer is not False:
+            text = f"{described(self._function)} returned {described(answer)}: a polled function returns a bool"
+            self.finish(InvalidTypeError(text))
+
+    def look(self) -> None:
+        """Call the function."""
+        self._look()
+
+
+class _Poller:
+    """Calls the functions of one event loop, by one alarm."""
+
+    __slots__ = ("__weakref__", "_alarm", "_end", "_now", "_waits", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        # uvloop's time is that at which the turn began; a simulated loop has a time of its own.
+        self._now = time.monotonic if abs(loop.time() - time.monotonic()) < A_LONG_TURN else loop.time
+        self._waits: dict[PolledWait, tuple[float, float]] = {}  # the begin of each, and the time of its next call
+        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)
+        self._end = end_with_loop(self)
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Poller:
+        """Return the poller of the running loop."""
+        poller = _pollers.get(id(loop))
+        if poller is None or poller.loop is not loop:
+            poller = _pollers[id(loop)] = cls(loop)
+        return poller
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._waits)
+
+    def add(self, wait: PolledWait) -> None:
+        """Call the function of a wait until `remove`."""
+        now = self._now()
+        self._waits[wait] = (now, now + FIRST_CALL)
+        self._alarm.set(now + FIRST_CALL, now)
+
+    def remove(self, wait: PolledWait) -> None:
+        """Call the function of a wait no longer. Does nothing if it is not called."""
+        self._waits.pop(wait, None)
+
+    def _alarmed(self, now: float) -> None:
+        reached = max(now + self._alarm.early, self._alarm.reached)
+        due = [wait for wait, (_, when) in self._waits.items() if when <= reached]
+        try:
+            for wait in due:
+                if wait in self._waits:  # else an earlier function has ended it
+                    wait.look()
+        finally:  # Ctrl-C: the others are still called
+            now = self._now()
+            for wait in due:
+                if wait in self._waits:
+                    begun, _ = self._waits[wait]
+                    self._waits[wait] = (begun, now + min(max((now - begun) * PART_BETWEEN, FIRST_CALL), MOST_BETWEEN))
+            following = min((when for _, when in self._waits.values()), default=math.inf)
+            if following < math.inf:
+                self._alarm.set(following, now)
+
+    def close(self) -> None:
+        """Stop the alarm."""
+        self._alarm.close()
+        _pollers.pop(id(self.loop), None)
+
+
+#: By the id of the loop. The loop holds its poller by the alarm.
+_pollers: weakref.WeakValueDictionary[int, _Poller] = weakref.WeakValueDictionary()
+
+
+class HasEnd(Protocol):
+    """An object that the descriptors of its loop hold, so that it is collected with the loop."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def is_used(self) -> bool:
+        """True while a wait is pending."""
+
+    def close(self) -> None:
+        """Release everything. The loop may be closed already."""
+
+
+#: Loops whose ``shutdown_asyncgens`` has run: they warn of further generators.
+_shut_down: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+#: All objects that have not ended. Each reference removes itself when its object is collected.
+_known: dict[weakref.ref[HasEnd], None] = {}
+
+
+def end_with_loop(thing: HasEnd) -> object:
+    """Close an object with the running loop; return a generator that the object must hold.
+
+    ``shutdown_asyncgens``, which `asyncio.run` and servers call, closes it. Where a wait is still pending then, or
+    where the loop is closed without that call, the loop's end releases it, or else the next call of this function in
+    the process does.
+    """
+    for known in list(_known):
+        found = known()
+        if found is not None and found.loop.is_closed():
+            _known.pop(known, None)
+            found.close()
+    _known[weakref.ref(thing, lambda gone: _known.pop(gone, None))] = None
+    loop = thing.loop
+    if loop in _shut_down or getattr(loop, "_asyncgens_shutdown_called", False):
+        return None
+    generator = _until_shutdown(weakref.ref(thing), weakref.ref(loop))
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(finalizer=None)  # which would hold the loop, and schedule a call in it
+    try:
+        generator.asend(None).send(None)
+    except StopIteration:
+        pass  # it has reached its `yield`
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    return generator
+
+
+async def _until_shutdown(
+    thing: weakref.ref[HasEnd], loop: weakref.ref[asyncio.AbstractEventLoop]
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        found, running = thing(), loop()
+        if found is not None and running is not None:  # else the object is collected, and the loop goes on
+            _shut_down.add(running)
+            if not found.is_used:
+                found.close()
 
 
 def described(thing: Any) -> str:

@@ -22,9 +22,9 @@ from .._core import INTERNAL
 from .._core._form import form
 from ..completion._device_state import DeviceState
 from ..completion._instrument import Listener
-from ..completion._policy import CompletionPolicy
 from ..completion._stream_queue import stream_queue
 from ..completion._submission import SUBMIT_AHEAD
+from ..completion._wait_rule import CompletionPolicy
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DrainTimeoutWarning, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel

@@ -15,12 +15,11 @@ from typing import Any, Protocol, TypeVar
 from .._base._failure import Failure, raisable
 from .._base._log import log
 from .._core import Ring, StreamOperation
+from ..completion._advice import QueueWatch, RoundTripWatch
 from ..completion._device_state import DeviceState
 from ..completion._idle_moment import IDLE_SECONDS, log_not_idle
 from ..completion._jobs import Finish
-from ..completion._queue_watch import QueueWatch
 from ..completion._reactor import Reactor
-from ..completion._round_trips import RoundTripWatch
 from ..completion._submission import submitting
 from ..errors import ClosedError
 from ..kernels import Kernel

@@ -23,8 +23,8 @@ from .._base._off_loop import off_loop
 from .._base._processor import throttled_periods
 from .._base._types import DeviceProperties, SourceLine
 from .._core._form import BUILD, VARIABLE, form
-from ..completion._policy import CompletionPolicy, PolicyName
-from ..completion._queue_watch import log_few_queues
+from ..completion._advice import log_few_queues
+from ..completion._wait_rule import CompletionPolicy, PolicyName
 from ..driver import DriverName, driver_name
 from ..driver.protocol import Driver
 from ..errors import (

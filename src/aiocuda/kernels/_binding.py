@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..completion._transitions import check_awaited
+from ..completion._progress import check_awaited
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._signature import Parameter, Signature
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from .._base._checks import as_integer
-from ..completion._captures import is_captured
+from ..completion._foreign_work import is_captured
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError

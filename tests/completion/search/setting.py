@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from aiocuda.completion._policy import CompletionPolicy
+from aiocuda.completion._wait_rule import CompletionPolicy
 
 __all__ = ["PARKING", "POLLING", "Setting"]
 

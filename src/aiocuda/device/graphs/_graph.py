@@ -9,7 +9,7 @@ from ..._base._failure import Failure
 from ..._base._mistakes import lacks, or_none, refuses
 from ..._base._types import ProcessLocal, SourceLine
 from ..._core import QUEUED, Operation, Ring, StreamOperation, new_operation
-from ...completion._gates import Every, Gate, Submitted
+from ...completion._host_queue import Every, Gate, Submitted
 from ...completion._stream_queue import stream_queue
 from ...driver.protocol import KernelNode, check_update
 from ...errors import (

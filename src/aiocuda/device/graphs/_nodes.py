@@ -11,7 +11,7 @@ from typing import Any
 from ..._base._arrays import address_of, check_alike
 from ..._base._types import SourceLine
 from ...completion._methods import METHODS
-from ...completion._transitions import check_awaited
+from ...completion._progress import check_awaited
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
 from ...kernels import Kernel

@@ -11,7 +11,7 @@ import numpy as np
 from ..._base._label import labelled
 from ..._base._types import Dim3
 from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring, StreamOperation
-from ...completion._gates import Every
+from ...completion._host_queue import Every
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..._core import Ring
-from ...completion._gates import Every, Gate
+from ...completion._host_queue import Every, Gate
 from ...errors import ClosedError
 from ...kernels import Kernel
 from ...memory._block import MANY_USES, Block

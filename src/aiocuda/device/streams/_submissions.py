@@ -8,7 +8,7 @@ from typing import Any
 from ..._base._checks import is_coroutine_function, is_function, is_plain
 from ..._base._user_code import function_name
 from ..._core import Ring, StreamOperation
-from ...completion._gates import Every, Gate
+from ...completion._host_queue import Every, Gate
 from ...completion._submission import Submission
 from ...errors import InvalidTypeError
 from ...memory._buffer import DeviceBuffer, block_of

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..._base._arrays import address_of, check_alike
 from ..._core import CLOSED, DONE, BoundCopy, Estimate, Extra, Ring, StreamOperation, new_operation, nothing
-from ...completion._transitions import check_awaited
+from ...completion._progress import check_awaited
 from ...completion._waiting_calls import WaitingCalls
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ...memory._allocations import Allocations

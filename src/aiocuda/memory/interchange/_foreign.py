@@ -17,7 +17,7 @@ import numpy as np
 
 from ..._core import Ring, StreamOperation
 from ...completion._device_state import DeviceState
-from ...completion._transitions import check_awaited
+from ...completion._progress import check_awaited
 from ...errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from .._block import Block
 from .._buffer import DeviceBuffer

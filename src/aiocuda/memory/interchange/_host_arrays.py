@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._base._arrays import as_dtype
-from ...completion._transitions import check_awaited
+from ...completion._progress import check_awaited
 from ...errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from .._buffer import DeviceBuffer
 from .._pinned import PinnedBuffer, PinnedPool, pinned_block_of
