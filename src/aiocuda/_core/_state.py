@@ -1,6 +1,6 @@
 """What both forms of the core share: the states of an operation, the obstacles of a ring, and `Extra`.
 
-`aiocuda.completion._transitions` has the transitions between the states. Obstacles are the bits of `Ring.obstacles`:
+`aiocuda.completion._progress` has the transitions between the states. Obstacles are the bits of `Ring.obstacles`:
 why a new operation cannot take the short way.
 """
 

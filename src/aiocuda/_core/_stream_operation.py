@@ -60,7 +60,7 @@ class StreamOperation(Operation[T_co]):
     # Set only while the operation is in the host queue.
     call: Callable[..., object] | None
     arguments: tuple[Any, ...]
-    gate: Any  # see `aiocuda.completion._gates`
+    gate: Any  # see `aiocuda.completion._host_queue`
 
     def done(self) -> bool:
         if self.status < DONE:
