@@ -204,7 +204,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         ------
         OverloadedError
             ``max_queued_requests`` requests wait. Raised immediately; ``retry_after_s`` is the predicted time in which
-            they are served.
+            they are served, in full batches.
         DeadlineError
             The deadline has passed. Raised immediately, without a place in the queue, if the measured times of batches
             show that the request would miss it.
@@ -313,7 +313,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         queued = len(self._queue)
         if queued >= self._options.max_queued_requests:
             self._meter.overloaded += 1
-            retry_after = queued / self._times.rate
+            running = [batch.remaining(loop.time()) for batch in self._running]
+            retry_after = self._admission.seconds_of_queue(self._queue.weight, running)
             raise OverloadedError(
                 f"{queued} requests wait, as many as max_queued_requests: try again after {retry_after:.3g} s",
                 retry_after_s=retry_after, queued=queued,

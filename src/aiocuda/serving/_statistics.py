@@ -53,7 +53,7 @@ class BatcherStatistics:
         By bucket, the time of the last batch.
     rate
         Requests per second that batches like the recent ones serve. If these were not full, full batches may serve
-        more. Before the first is measured, it supposes full batches of 0.1 s.
+        more. 0 before the first is measured: the first batch of a bucket does not count.
     results_copied
         Results of which a part was in the slot's memory, and was copied.
     blocks_replaced
