@@ -7,12 +7,12 @@ import contextvars
 import functools
 import itertools
 import operator
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from typing import Any, Never, Self
 
 from .._base._advice import advise, is_advice_wanted
 from .._base._checks import check_deadline
+from .._base._clock import running_clock
 from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
 from .._base._generic import Generic, Item, Result
@@ -557,8 +557,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             use = "`async with MicroBatcher(function, ...) as batcher`"
             self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed)
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
-            if self.device.driver.now is time.monotonic:  # a simulated loop does not run in real time
-                self._loop_watch = LoopWatch.of(self._loop)
+        if running_clock() is None:  # a simulated loop does not run in real time
+            self._loop_watch = LoopWatch.of(self._loop)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
         self._deadlines = Deadlines(self._loop, self._queue, self._meter, self._context)
