@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import aiocuda
-from aiocuda import InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
+from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
 from aiocuda.cluster import open_cluster
 from aiocuda.data import DataLoader
-from aiocuda.serving import BatchError, MicroBatcher
+from aiocuda.serving import BatchError, DeadlineError, MicroBatcher
 
 __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 
@@ -81,6 +82,32 @@ async def submit(function: Any = items, *more: Any, device: Any = None, **option
 async def submit_now(*more: Any) -> Any:
     async with batcher() as opened:
         return opened.submit_nowait(1, *more)
+
+
+async def submit_at_a_new_line(options: str) -> Any:
+    call = at_a_new_line(f"lambda opened: opened.submit_nowait(1, {options})")
+    async with batcher() as opened:
+        return await call(opened)
+
+
+async def submit_to(*more: Any, **options: Any) -> Any:
+    async with batcher(**options) as opened:
+        return await opened.submit(1, deadline_s=0.01)
+
+
+async def submit_after_the_device() -> Any:
+    async with aiocuda.open_device(driver="host") as device:
+        opened = await batcher(device=device).__aenter__()
+    try:
+        return await opened.submit(1)
+    finally:
+        await opened.aclose()
+
+
+async def await_after_the_block() -> Any:
+    async with batcher() as opened:
+        task = asyncio.create_task(opened.submit(1))
+    return await task
 
 
 async def has(name: str) -> Any:
@@ -170,6 +197,27 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         lambda at: submit(deadline_s=time.time() + 1),
         InvalidArgumentError,
         "deadline_s is in seconds from now, not a time of day",
+    ),
+    "deadline_s=500": (
+        lambda at: submit_at_a_new_line("deadline_s=500"),
+        PerformanceWarning,
+        "a request has 500 s: deadline_s is in seconds from now, such as 0.5 for 500 ms, and no time of the loop",
+    ),
+    "deadline_s=86400": (lambda at: submit_at_a_new_line("deadline_s=86_400"), PerformanceWarning, "has 86400 s"),
+    "deadline_s=0.01, batch_wait_timeout_s=5": (
+        lambda at: submit_to(batch_wait_timeout_s=5),
+        DeadlineError,
+        "has passed: a request waits up to 5 s for others, choose a batch_wait_timeout_s below the deadlines",
+    ),
+    "device closed before its batcher": (
+        lambda at: submit_after_the_device(),
+        ClosedError,
+        "put the batcher's block inside that of the device, `async with aiocuda.open_device() as device, MicroBatcher(",
+    ),
+    "tasks awaited after the block": (
+        lambda at: await_after_the_block(),
+        ClosedError,
+        "Await the tasks that submit inside its block, or use submit_nowait there",
     ),
     "batch_wait_timeout_s=50": (
         lambda at: at_a_new_line("BATCHER(items, max_batch_size=4, batch_wait_timeout_s=50)"),

@@ -310,6 +310,20 @@ def test_retry_after_lonely_requests_is_the_time_of_full_batches(lonely: int, pr
     in_virtual_time(main)
 
 
+def test_refusal_names_the_wait_that_is_longer_than_the_deadline() -> None:
+    async def answer(batch: Batch[int]) -> list[int]:
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(answer, max_batch_size=4, batch_wait_timeout_s=1) as batcher:
+            for item in range(2):
+                await batcher.submit(item)
+            with pytest.raises(DeadlineError, match=r"after 1 s, later .* 0\.5 s: a request waits up to 1 s for others"):
+                await batcher.submit(2, deadline_s=0.5)
+
+    in_virtual_time(main)
+
+
 def test_leaving_beside_a_function_that_never_ends_takes_the_drain_timeout() -> None:
     async def hang(batch: Batch[int]) -> list[int]:
         await asyncio.Event().wait()
