@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import inspect
 import re
 from typing import Any
@@ -13,7 +15,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import Device, Kernel, Stream
-from aiocuda._base._names import CURES
+from aiocuda._base._names import CURES, MODULE_CURES
 from aiocuda._core._gather import Gathering
 from aiocuda.cluster._cluster import Cluster, ReplicaHandle
 from aiocuda.coordination._bracket import Bracket
@@ -22,7 +24,7 @@ from aiocuda.data._sync_batch import SyncArray
 from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
-from aiocuda.serving import Batch, MicroBatcher
+from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
 pytestmark = pytest.mark.asyncio
@@ -93,7 +95,8 @@ async def test_another_attribute_error_of_the_function_is_left_alone(at: At) -> 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        *(aiocuda.AsyncCoordinator, Batch, Cluster, Device, DeviceMemory, aiocuda.Event, aiocuda.EventPool, Gathering),
+        *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Cluster, Device, DeviceMemory, aiocuda.Event),
+        *(aiocuda.EventPool, Gathering),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
@@ -125,6 +128,26 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "start": (aiocuda.Event,),
     "stream": (Stream, LeasedStream),
 }
+
+
+@pytest.mark.parametrize("module", sorted(MODULE_CURES))
+async def test_module_lacks_the_names_of_the_table(module: str) -> None:
+    for name, cure in MODULE_CURES[module].items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(importlib.import_module(module), name)
+        assert str(caught.value) == f"module {module!r} has no attribute {name!r}: {cure}"
+
+
+async def test_decorated_function_of_one_batch_is_taken() -> None:
+    async def with_device(items: Any, device: Any) -> Any:
+        return items
+
+    @functools.wraps(with_device)
+    async def infer(batch: Any) -> Any:
+        return await with_device(batch.items, None)
+
+    assert await submit(infer) == 1
+    assert MicroBatcher(functools.partial(with_device, device=None), max_batch_size=1)
 
 
 async def test_table_of_names_has_the_classes() -> None:

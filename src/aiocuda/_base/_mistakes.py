@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
-from ._names import CURES
+from ._names import CURES, MODULE_CURES
 
-__all__ = ["add_reader", "keywords", "lacks", "or_none", "refuses", "unknown_keyword"]
+__all__ = ["add_reader", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -57,6 +57,12 @@ def lacks(cls: C) -> C:
     listed: Any = cls.__dir__
     setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
     return cls
+
+
+def lacking(module: str, name: str) -> AttributeError:
+    """Return the error for a module's ``__getattr__``: with the cure that `MODULE_CURES` has for the name."""
+    cure = MODULE_CURES.get(module, {}).get(name)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {cure}' if cure else ''}", name=name)
 
 
 def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
@@ -110,12 +116,16 @@ def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Call
     """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
 
     ``cures`` has the cures of single names, ``cure`` that of all others, and ``positional`` that of too many positional
-    arguments. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no call.
+    arguments, and of missing ones. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no
+    call.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
-        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        order = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = frozenset(order)
+        optional = {*order[code.co_argcount - len(method.__defaults__ or ()) : code.co_argcount]}
+        required = [name for name in order if name not in optional | (method.__kwdefaults__ or {}).keys()]
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
@@ -124,6 +134,9 @@ def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Call
                 raise InvalidTypeError(positional)
             if not kwargs.keys() <= names:
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
+            missing = [name for name in required if name not in kwargs and name not in order[: len(args)]]
+            if positional and missing:
+                raise InvalidTypeError(f"{called} needs {missing[0]!r}: {positional}")
             return method(*args, **kwargs)
 
         return checked

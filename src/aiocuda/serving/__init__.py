@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from .._base._mistakes import lacking
 from ..errors import DeadlineError
 from ._batch import Batch
 from ._batcher import MicroBatcher
@@ -9,3 +12,8 @@ from ._errors import BatchError, OverloadedError
 from ._statistics import BatcherStatistics
 
 __all__ = ["Batch", "BatchError", "BatcherStatistics", "DeadlineError", "MicroBatcher", "OverloadedError"]
+
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
+
+    def __getattr__(name: str) -> object:
+        raise lacking(__name__, name)

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from .._base._mistakes import lacks
 from .._base._percentiles import mean_p50_p99
 from ._admission import BatchTimes
 from ._requests import Request
@@ -16,6 +17,7 @@ __all__ = ["BatcherMeter", "BatcherStatistics"]
 REMEMBERED = 1024
 
 
+@lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatcherStatistics:
     """A snapshot of a `MicroBatcher`. Times are in seconds; counts are since the batcher was made.
