@@ -136,7 +136,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
             if name in _ELSEWHERE:
                 cure = f"`from {_ELSEWHERE[name]} import {name}`"
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {cure}")
-            raise importlib.import_module("._base._mistakes", __name__).lacking(__name__, name)
+            importlib.import_module("._base._mistakes", __name__).lacking(__name__, name)
         value = getattr(module, name)
         if name in _MODULES:
             value.__module__ = __name__  # the public name, for `repr`, pickles and the documentation

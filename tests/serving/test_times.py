@@ -318,7 +318,9 @@ def test_refusal_names_the_wait_that_is_longer_than_the_deadline() -> None:
         async with MicroBatcher(answer, max_batch_size=4, batch_wait_timeout_s=1) as batcher:
             for item in range(2):
                 await batcher.submit(item)
-            with pytest.raises(DeadlineError, match=r"after 1 s, later .* 0\.5 s: a request waits up to 1 s for others"):
+            with pytest.raises(
+                DeadlineError, match=r"after 1 s, later .* 0\.5 s: a request waits up to 1 s for others"
+            ):
                 await batcher.submit(2, deadline_s=0.5)
 
     in_virtual_time(main)

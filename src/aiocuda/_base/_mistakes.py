@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
-from ._names import CURES, MODULE_CURES
+from ._names import CURES
 
 __all__ = ["add_reader", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
@@ -59,10 +59,10 @@ def lacks(cls: C) -> C:
     return cls
 
 
-def lacking(module: str, name: str) -> AttributeError:
-    """Return the error for a module's ``__getattr__``: with the cure that `MODULE_CURES` has for the name."""
-    cure = MODULE_CURES.get(module, {}).get(name)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {cure}' if cure else ''}", name=name)
+def lacking(module: str, name: str) -> NoReturn:
+    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `CURES` has for the name."""
+    cure = f": {CURES[module][name]}" if name in CURES[module] else ""
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{cure}", name=name)
 
 
 def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
@@ -122,21 +122,19 @@ def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Call
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
-        order = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        names = frozenset(order)
-        optional = {*order[code.co_argcount - len(method.__defaults__ or ()) : code.co_argcount]}
-        required = [name for name in order if name not in optional | (method.__kwdefaults__ or {}).keys()]
+        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        signature = inspect.signature(method)
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if positional and len(args) > code.co_argcount:
-                raise InvalidTypeError(positional)
             if not kwargs.keys() <= names:
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
-            missing = [name for name in required if name not in kwargs and name not in order[: len(args)]]
-            if positional and missing:
-                raise InvalidTypeError(f"{called} needs {missing[0]!r}: {positional}")
+            if positional:
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise InvalidTypeError(f"{called}: {error}: {positional}") from None
             return method(*args, **kwargs)
 
         return checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CURES", "MODULE_CURES"]
+__all__ = ["CURES"]
 
 _AWAIT = "await it first, and use its result"
 _BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
@@ -25,7 +25,7 @@ _ARRAY = (
     "std var argmax argmin all any"
 )
 
-#: For each class: names that it lacks, separated by spaces, and what to use in their place.
+#: For each class and module: names that it lacks, separated by spaces, and what to use in their place.
 _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "AsyncCoordinator": {
         "launch launch_kernel queue_compute run execute submit": "coordinator.compute(kernel, grid, block, *arguments)",
@@ -204,29 +204,22 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "set_accessed_by": "`await buffer.advise('accessed_by', to)`",
         "numpy data": "buffer.array is a NumPy array over the memory",
     },
-}
-
-#: For each class: names that it lacks, and what to use in their place.
-CURES: Final[Mapping[str, Mapping[str, str]]] = {
-    cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
-}
-
-#: For each module: names that it lacks, and what to use in their place.
-MODULE_CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "aiocuda": {
-        **dict.fromkeys(("Batcher", "batch"), "`from aiocuda.serving import MicroBatcher`"),
+        "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
+        "Program RawKernel RawModule jit": "aiocuda.Kernel(name, source=…, host=function)",
         "cuda": "`async with aiocuda.open_device() as device` opens a GPU",
         "current_stream": _DEFAULT,
-        **dict.fromkeys(("empty", "zeros"), "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers"),
+        "empty zeros": "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers",
         "launch": _LAUNCH,
-        **dict.fromkeys(("Program", "RawKernel", "RawModule", "jit"), "aiocuda.Kernel(name, source=…, host=function)"),
         "synchronize": "`await stream.synchronize()` for one stream, `await device.drain()` for all",
     },
     "aiocuda.serving": {
-        **dict.fromkeys(("Batcher", "batch"), "MicroBatcher(infer, max_batch_size=32) calls a function with batches"),
-        **{
-            name: f"`from aiocuda.serving.asgi import {name}`"
-            for name in ("CancelOnDisconnect", "cancel_on_disconnect", "error_responses", "health", "lifespan", "ready")
-        },
+        "Batcher batch": "MicroBatcher(infer, max_batch_size=32) calls a function with batches",
+        "CancelOnDisconnect cancel_on_disconnect error_responses health lifespan ready": "aiocuda.serving.asgi has it",
     },
+}
+
+#: For each class and module: names that it lacks, and what to use in their place.
+CURES: Final[Mapping[str, Mapping[str, str]]] = {
+    cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .._base._mistakes import lacking
@@ -14,6 +15,4 @@ from ._statistics import BatcherStatistics
 __all__ = ["Batch", "BatchError", "BatcherStatistics", "DeadlineError", "MicroBatcher", "OverloadedError"]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
-
-    def __getattr__(name: str) -> object:
-        raise lacking(__name__, name)
+    __getattr__ = partial(lacking, __name__)

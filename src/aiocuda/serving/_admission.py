@@ -167,7 +167,7 @@ class Admission:
         if own + weight > self._limit:
             batches, own = batches + 1, 0
         own += weight
-        begin = self._begin(running, batches, self._times.predicted(self._limit) or 0.0)
+        begin = _begin(running, self._places, batches, self._times.predicted(self._limit) or 0.0)
         if begin > 0.0:
             # Further requests join the batch while it waits for a place. Its time with the present ones would be too
             # short: under overload whole batches of accepted requests would miss their deadlines.
@@ -178,20 +178,10 @@ class Admission:
         return own, None if seconds is None else begin + seconds
 
     def seconds_of_queue(self, weight: int, running: Sequence[float]) -> float:
-        """Return the predicted seconds until requests of this weight are served, in full batches; greater than 0.
-
-        Parameters
-        ----------
-        running
-            For each running batch, the predicted seconds until it ends.
-        """
+        """Return the predicted seconds until requests of this weight are served, in full batches after ``running``."""
         full = self._times.predicted(self._limit)
         full = UNMEASURED if full is None else max(full, COARSEST_CLOCK)
-        return self._begin(running, (weight - 1) // self._limit, full) + full
-
-    def _begin(self, running: Sequence[float], batches: int, full: float) -> float:
-        """Return the seconds until a batch begins after the running ones and ``batches`` full ones."""
-        return _begin(sorted([0.0] * (self._places - len(running)) + list(running)), batches, full)
+        return _begin(running, self._places, (weight - 1) // self._limit, full) + full
 
     def admits(self, deadline: float, own: int, predicted: float | None, now: float) -> bool:
         """True if the deadline can be met, if that is not known, or to measure again after a second of refusals.
@@ -216,14 +206,17 @@ class Admission:
         return False
 
 
-def _begin(places: Sequence[float], batches: int, full: float) -> float:
+def _begin(running: Sequence[float], count: int, batches: int, full: float) -> float:
     """Return the seconds until a batch begins after ``batches`` others of ``full`` seconds each.
 
     Parameters
     ----------
-    places
-        For each place, the seconds until it is free; sorted.
+    running
+        For each running batch, the predicted seconds until it ends.
+    count
+        The number of batches that run at a time.
     """
+    places = sorted([0.0] * (count - len(running)) + list(running))  # the seconds until each is free
     if full <= 0.0:
         return places[0]
 

@@ -128,6 +128,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         **dict.fromkeys(("batch_size", "max_batch", "size"), "use max_batch_size="),
         **dict.fromkeys(("concurrency", "workers", "num_workers"), "use max_concurrent_batches="),
         **dict.fromkeys(("max_queue", "max_queue_size", "queue_size"), "use max_queued_requests="),
+        max_ongoing_requests="use max_queued_requests=, and max_concurrent_batches= for the batches that run",
         deadline_s="each request has its own: batcher.submit(item, deadline_s=…)",
         stream="leave it out: with device=, each batch has a stream, batch.stream",
     )
