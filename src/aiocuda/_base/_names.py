@@ -11,7 +11,6 @@ _AWAIT = "await it first, and use its result"
 _BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
 _CALL = "`handle = await cluster.spawn(Model)`, then `await handle.call('method', …)`"
 _CLOSE = "`await {0}.aclose()` closes it, as the end of `async with` does"
-_DEFAULT = "there is none: device.stream() makes a stream, and each call names its own"
 _EMPTY = "stream.empty(shape, dtype) makes a buffer"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
@@ -56,7 +55,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
-        "default_stream current_stream": _DEFAULT,
+        "default_stream current_stream": "there is none: device.stream() makes a stream, and each call names its own",
         "upload to_device": "`await stream.upload(array)` makes a buffer of an array",
         "empty allocate alloc malloc": _EMPTY,
         "zeros": "stream.zeros(shape, dtype) makes a buffer",
@@ -208,7 +207,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
         "Program RawKernel RawModule jit": "aiocuda.Kernel(name, source=…, host=function)",
         "cuda": "`async with aiocuda.open_device() as device` opens a GPU",
-        "current_stream": _DEFAULT,
+        "current_stream": "there is none: each call is a method of its stream, as device.stream() makes one",
         "empty zeros": "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers",
         "launch": _LAUNCH,
         "synchronize": "`await stream.synchronize()` for one stream, `await device.drain()` for all",
