@@ -380,11 +380,11 @@ async def waiting_request(device: aiocuda.Device, kind: str) -> AsyncIterator[No
 
     waiting: Any
     async with (
-        MicroBatcher(infer, max_batch_size=1, device=device) as batcher,
+        MicroBatcher(infer, max_batch_size=1, device=None if "without" in kind else device) as batcher,
         aiocuda.Pipeline(device, [aiocuda.Stage("stage", stage)]) as pipeline,
         aiocuda.AsyncCoordinator(device) as coordinator,
     ):
-        if kind == "batcher":
+        if kind.startswith("batcher"):
             waiting = asyncio.ensure_future(batcher.submit(1))
         elif kind == "pipeline":
             waiting = await pipeline.submit(1)
@@ -401,7 +401,7 @@ async def waiting_request(device: aiocuda.Device, kind: str) -> AsyncIterator[No
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", ["batcher", "pipeline", "coordinator"])
+@pytest.mark.parametrize("kind", ["batcher", "batcher without a device", "pipeline", "coordinator"])
 async def test_callback_that_blocks_the_loop_while_requests_wait_is_named(records: Records, kind: str) -> None:
     """The event was silent, because the device had no work: the loop was blocked before it could give it any."""
     async with aiocuda.open_device(driver="host") as device, waiting_request(device, kind):

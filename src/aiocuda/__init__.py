@@ -121,6 +121,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         **dict.fromkeys(("cluster", "data", "integrations", "serving", "testing"), "aiocuda"),
         **dict.fromkeys(("DataLoader", "Shuffle", "sync_loader", "sync_to_device", "to_device"), "aiocuda.data"),
         **dict.fromkeys(("MicroBatcher", "OverloadedError", "DeadlineError"), "aiocuda.serving"),
+        **dict.fromkeys(("error_responses", "health", "lifespan", "ready"), "aiocuda.serving.asgi"),
         **dict.fromkeys(("ReplicaLostError", "open_cluster"), "aiocuda.cluster"),
         **dict.fromkeys(("cuda_core", "cupy", "numba", "torch"), "aiocuda.integrations"),
         **dict.fromkeys(("StreamProfiler", "Timeline"), "aiocuda.observe"),
@@ -132,8 +133,10 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
             return importlib.import_module(f".{name}", __name__)
         module = importlib.import_module(_MODULES.get(name, ".errors"), __name__)
         if name not in _MODULES and name not in module.__all__:
-            cure = f": `from {_ELSEWHERE[name]} import {name}`" if name in _ELSEWHERE else ""
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{cure}")
+            if name in _ELSEWHERE:
+                cure = f"`from {_ELSEWHERE[name]} import {name}`"
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {cure}")
+            importlib.import_module("._base._mistakes", __name__).lacking(__name__, name)
         value = getattr(module, name)
         if name in _MODULES:
             value.__module__ = __name__  # the public name, for `repr`, pickles and the documentation

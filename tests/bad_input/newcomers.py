@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,18 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import aiocuda
-from aiocuda import InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
+from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
 from aiocuda.cluster import open_cluster
 from aiocuda.data import DataLoader
-from aiocuda.serving import BatchError, MicroBatcher
+from aiocuda.serving import BatchError, DeadlineError, MicroBatcher, asgi
 
 __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 
 AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
 BATCHER: Any = MicroBatcher
+ENDPOINT: Any = asgi.cancel_on_disconnect
 KERNEL: Any = Kernel(
     "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
 )
+LIFESPAN: Any = asgi.lifespan
+MIDDLEWARE: Any = asgi.CancelOnDisconnect
+OPEN: Any = aiocuda.open_device
+READY: Any = asgi.ready
+RESPONSES: Any = asgi.error_responses
 
 
 class At(NamedTuple):
@@ -61,6 +68,18 @@ async def pins(batch: Any) -> Any:
     return batch.slot.pinned("x", 3)
 
 
+async def pins_two(batch: Any) -> Any:
+    return batch.slot.pinned("x", 4, 3)
+
+
+async def pins_without_name(batch: Any) -> Any:
+    return batch.slot.pinned((4, 3))
+
+
+async def takes_two(items: Any, device: Any) -> Any:
+    return items
+
+
 async def pins_without_shape(batch: Any) -> Any:
     return batch.slot.pinned("x")
 
@@ -81,6 +100,32 @@ async def submit(function: Any = items, *more: Any, device: Any = None, **option
 async def submit_now(*more: Any) -> Any:
     async with batcher() as opened:
         return opened.submit_nowait(1, *more)
+
+
+async def submit_at_a_new_line(options: str) -> Any:
+    call = at_a_new_line(f"lambda opened: opened.submit_nowait(1, {options})")
+    async with batcher() as opened:
+        return await call(opened)
+
+
+async def submit_to(*more: Any, **options: Any) -> Any:
+    async with batcher(**options) as opened:
+        return await opened.submit(1, deadline_s=0.01)
+
+
+async def submit_after_the_device() -> Any:
+    async with aiocuda.open_device(driver="host") as device:
+        opened = await batcher(device=device).__aenter__()
+    try:
+        return await opened.submit(1)
+    finally:
+        await opened.aclose()
+
+
+async def await_after_the_block() -> Any:
+    async with batcher() as opened:
+        task = asyncio.create_task(opened.submit(1))
+    return await task
 
 
 async def has(name: str) -> Any:
@@ -122,6 +167,7 @@ def loader(at: At, decode: Any, **options: Any) -> Any:
     return DataLoader(at.device, [1, 2, 3], decode=decode, **options)
 
 
+ONE_SHAPE = "the shape before it is one integer or tuple, such as (4, 3)"
 NO_LIST = "is no list: batch.items is, of batch.size items"
 ONE_POSITIONAL = "MicroBatcher(infer, max_batch_size=32, device=device)"
 WAIT = "use batch_wait_timeout_s=, in seconds"
@@ -132,6 +178,63 @@ FIELDS: Any = {"x": ((2,), np.float32)}
 MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "MicroBatcher(infer, 32)": (lambda at: BATCHER(items, 32), InvalidTypeError, ONE_POSITIONAL),
     "MicroBatcher(infer, device)": (lambda at: BATCHER(items, at.device), InvalidTypeError, ONE_POSITIONAL),
+    "MicroBatcher(infer)": (
+        lambda at: BATCHER(items),
+        InvalidTypeError,
+        f"'max_batch_size': a batcher has one positional argument, its function: {ONE_POSITIONAL}",
+    ),
+    "@MicroBatcher(max_batch_size=)": (
+        lambda at: BATCHER(max_batch_size=4)(items),
+        InvalidTypeError,
+        f"'function': a batcher has one positional argument, its function: {ONE_POSITIONAL}",
+    ),
+    "MicroBatcher(infer with two parameters)": (
+        lambda at: BATCHER(takes_two, max_batch_size=4),
+        InvalidTypeError,
+        "with the batch alone: missing a required argument: 'device'. `async def infer(batch): …`",
+    ),
+    "MicroBatcher(max_ongoing_requests=)": (
+        lambda at: batcher(max_ongoing_requests=4),
+        InvalidTypeError,
+        "use max_queued_requests=, and max_concurrent_batches=",
+    ),
+    "max_queued_requests=None": (
+        lambda at: batcher(max_queued_requests=None),
+        InvalidTypeError,
+        "max_queued_requests is an integer, not None: leave it out for 1024",
+    ),
+    "batch_wait_timeout_s=None": (
+        lambda at: batcher(batch_wait_timeout_s=None),
+        InvalidTypeError,
+        "batch_wait_timeout_s is a number of seconds, not None: 0 does not wait",
+    ),
+    "lifespan(app, setup)": (lambda at: LIFESPAN(items, items), InvalidTypeError, "lifespan(setup, exit_on_fault=70)"),
+    "lifespan(exit_code=)": (lambda at: LIFESPAN(items, exit_code=70), InvalidTypeError, "use exit_on_fault="),
+    "lifespan(exit_on_fault=True)": (
+        lambda at: LIFESPAN(lambda app: None, exit_on_fault=True),
+        InvalidTypeError,
+        "an exit code such as 70, not True",
+    ),
+    "ready()": (lambda at: READY(), InvalidTypeError, "app.add_route('/ready', ready(device)) in the setup"),
+    "Route('/ready', ready)": (
+        lambda at: READY(object()),
+        InvalidTypeError,
+        "not object: call app.add_route('/ready',",
+    ),
+    "Middleware(error_responses())": (lambda at: RESPONSES(), InvalidTypeError, "Middleware(error_responses)"),
+    "Middleware(CancelOnDisconnect())": (lambda at: MIDDLEWARE(), InvalidTypeError, "Middleware(CancelOnDisconnect)"),
+    "@cancel_on_disconnect()": (lambda at: ENDPOINT(), InvalidTypeError, "`@cancel_on_disconnect`"),
+    "slot.pinned('x', 4, 3)": (lambda at: submit(pins_two, device=at.device), InvalidTypeError, ONE_SHAPE),
+    "slot.pinned((4, 3))": (
+        lambda at: submit(pins_without_name, device=at.device),
+        InvalidTypeError,
+        "slot.pinned('x', shape, dtype)",
+    ),
+    "stream.empty(4, 4)": (lambda at: at.stream.empty(4, 4), InvalidTypeError, f"not a dtype: 4 ({ONE_SHAPE}"),
+    "device.pinned(float32, 4)": (lambda at: at.device.pinned(np.float32, 4), InvalidTypeError, ONE_SHAPE),
+    "open_device('cuda:0')": (lambda at: OPEN("cuda:0"), InvalidTypeError, "open_device(0, driver='cuda')"),
+    "open_device('cpu')": (lambda at: OPEN("cpu"), InvalidTypeError, "open_device(driver='host')"),
+    "open_device(device=0)": (lambda at: OPEN(device=0), InvalidTypeError, "open_device(0) takes the index first"),
     "MicroBatcher(timeout=)": (lambda at: batcher(timeout=1), InvalidTypeError, f"'timeout': {WAIT}"),
     "MicroBatcher(max_wait_ms=)": (lambda at: batcher(max_wait_ms=1), InvalidTypeError, f"'max_wait_ms': {WAIT}"),
     "MicroBatcher(stream=)": (lambda at: batcher(stream=at.stream), InvalidTypeError, "has a stream, batch.stream"),
@@ -170,6 +273,27 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         lambda at: submit(deadline_s=time.time() + 1),
         InvalidArgumentError,
         "deadline_s is in seconds from now, not a time of day",
+    ),
+    "deadline_s=500": (
+        lambda at: submit_at_a_new_line("deadline_s=500"),
+        PerformanceWarning,
+        "a request has 500 s: deadline_s is in seconds from now, such as 0.5 for 500 ms, and no time of the loop",
+    ),
+    "deadline_s=86400": (lambda at: submit_at_a_new_line("deadline_s=86_400"), PerformanceWarning, "has 86400 s"),
+    "deadline_s=0.01, batch_wait_timeout_s=5": (
+        lambda at: submit_to(batch_wait_timeout_s=5),
+        DeadlineError,
+        "has passed: a request waits up to 5 s for others, choose a batch_wait_timeout_s below the deadlines",
+    ),
+    "device closed before its batcher": (
+        lambda at: submit_after_the_device(),
+        ClosedError,
+        "put the batcher's block inside that of the device, `async with aiocuda.open_device() as device, MicroBatcher(",
+    ),
+    "tasks awaited after the block": (
+        lambda at: await_after_the_block(),
+        ClosedError,
+        "Await the tasks that submit inside its block, or use submit_nowait there",
     ),
     "batch_wait_timeout_s=50": (
         lambda at: at_a_new_line("BATCHER(items, max_batch_size=4, batch_wait_timeout_s=50)"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import inspect
 import re
 from typing import Any
@@ -22,7 +24,7 @@ from aiocuda.data._sync_batch import SyncArray
 from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
-from aiocuda.serving import Batch, MicroBatcher
+from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
 pytestmark = pytest.mark.asyncio
@@ -63,7 +65,7 @@ async def test_label_is_entered_by_several_blocks_and_decorates(at: At) -> None:
 
 
 async def test_what_is_right_is_taken(at: At) -> None:
-    assert await submit(deadline_s=86_400.0) == 1
+    assert await submit(deadline_s=60.0) == 1
     assert await submit(deadline_s=float("inf")) == 1
     batcher(batch_wait_timeout_s=10.0)
     assert asyncio.iscoroutinefunction(MicroBatcher.submit)
@@ -93,12 +95,15 @@ async def test_another_attribute_error_of_the_function_is_left_alone(at: At) -> 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        *(aiocuda.AsyncCoordinator, Batch, Cluster, Device, DeviceMemory, aiocuda.Event, aiocuda.EventPool, Gathering),
+        *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Cluster, Device, DeviceMemory, aiocuda.Event),
+        *(aiocuda.EventPool, Gathering),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
     )
 }
+
+MODULES = ("aiocuda", "aiocuda.serving")
 
 #: The words for objects in the cures.
 OBJECTS: dict[str, tuple[type, ...]] = {
@@ -127,11 +132,31 @@ OBJECTS: dict[str, tuple[type, ...]] = {
 }
 
 
+@pytest.mark.parametrize("module", MODULES)
+async def test_module_lacks_the_names_of_the_table(module: str) -> None:
+    for name, cure in CURES[module].items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(importlib.import_module(module), name)
+        assert str(caught.value) == f"module {module!r} has no attribute {name!r}: {cure}"
+
+
+async def test_decorated_function_of_one_batch_is_taken() -> None:
+    async def with_device(items: Any, device: Any) -> Any:
+        return items
+
+    @functools.wraps(with_device)
+    async def infer(batch: Any) -> Any:
+        return await with_device(batch.items, None)
+
+    assert await submit(infer) == 1
+    assert MicroBatcher(functools.partial(with_device, device=None), max_batch_size=1)
+
+
 async def test_table_of_names_has_the_classes() -> None:
-    assert CURES.keys() == CLASSES.keys()
+    assert CURES.keys() == CLASSES.keys() | set(MODULES)
 
 
-@pytest.mark.parametrize("cls", sorted(CURES.keys() - {"UnifiedBuffer"}))
+@pytest.mark.parametrize("cls", sorted(CLASSES.keys() - {"UnifiedBuffer"}))
 async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
     for name, cure in CURES[cls].items():
         with pytest.raises(AttributeError) as caught:

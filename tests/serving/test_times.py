@@ -266,7 +266,7 @@ def test_one_slow_batch_does_not_lower_the_rate_for_long() -> None:
     assert in_virtual_time(main) > 0.98
 
 
-def test_retry_after_is_the_queue_divided_by_the_rate() -> None:
+def test_retry_after_is_the_time_of_the_queue_in_full_batches() -> None:
     async def slow(batch: Batch[int]) -> list[int]:
         await asyncio.sleep(0.1)
         return batch.items
@@ -282,8 +282,48 @@ def test_retry_after_is_the_queue_divided_by_the_rate() -> None:
             return caught.value.retry_after_s
 
     one, two = in_virtual_time(lambda: retry_after(100)), in_virtual_time(lambda: retry_after(200))
-    assert one == pytest.approx(2.0, rel=0.01)  # 100 requests, 50 in a second
-    assert two == pytest.approx(2 * one, rel=0.01)
+    assert one == pytest.approx(2.1, rel=0.01)  # the batch that runs, and 100 requests, 50 in a second
+    assert two == pytest.approx(4.1, rel=0.01)
+
+
+@pytest.mark.parametrize(("lonely", "predicted"), [(0, 0.2), (2, 0.6)])
+def test_retry_after_lonely_requests_is_the_time_of_full_batches(lonely: int, predicted: float) -> None:
+    """It was the time of 64 batches of one request each: 12.8 s."""
+
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(0.2)
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(slow, max_batch_size=32, max_queued_requests=64) as batcher:
+            assert batcher.statistics().rate == 0
+            for item in range(lonely):
+                await batcher.submit(item)
+            requests = [batcher.submit_nowait(item) for item in range(96)]
+            with pytest.raises(OverloadedError) as caught:
+                batcher.submit_nowait(0)
+            began = asyncio.get_running_loop().time()
+            await asyncio.gather(*requests)
+            assert caught.value.retry_after_s == pytest.approx(predicted, rel=0.01)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(0.6, rel=0.01)
+
+    in_virtual_time(main)
+
+
+def test_refusal_names_the_wait_that_is_longer_than_the_deadline() -> None:
+    async def answer(batch: Batch[int]) -> list[int]:
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(answer, max_batch_size=4, batch_wait_timeout_s=1) as batcher:
+            for item in range(2):
+                await batcher.submit(item)
+            with pytest.raises(
+                DeadlineError, match=r"after 1 s, later .* 0\.5 s: a request waits up to 1 s for others"
+            ):
+                await batcher.submit(2, deadline_s=0.5)
+
+    in_virtual_time(main)
 
 
 def test_leaving_beside_a_function_that_never_ends_takes_the_drain_timeout() -> None:
@@ -448,9 +488,9 @@ def test_begin_of_a_batch_is_that_of_the_first_free_place() -> None:
 
 
 def test_rate_of_batches_that_are_too_short_for_the_clock() -> None:
-    """uvloop counts milliseconds. The rate was that of a batcher without any batch: 32 / 0.1 s."""
+    """uvloop counts milliseconds. The rate was that of a batcher without any batch."""
     times = BatchTimes(32, None, 1)
-    assert times.rate == 320
+    assert times.rate == 0
     for _ in range(40):
         times.add(32, 32, 0.0)
     assert times.rate == pytest.approx(32_000, rel=0.01)

@@ -73,7 +73,8 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError) as error:  # UnicodeEncodeError is one
-        raise InvalidTypeError(f"not a dtype: {dtype!r} ({error})") from None
+        why = "the shape before it is one integer or tuple, such as (4, 3)" if isinstance(dtype, int) else error
+        raise InvalidTypeError(f"not a dtype: {dtype!r} ({why})") from None
     if found.hasobject:
         raise InvalidTypeError(f"dtype {found} holds Python objects: their addresses mean nothing on a device")
     if not found.isnative:

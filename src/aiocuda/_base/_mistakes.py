@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from ..errors import InvalidTypeError, UnsupportedError
 from ._names import CURES
 
-__all__ = ["add_reader", "keywords", "lacks", "or_none", "refuses", "unknown_keyword"]
+__all__ = ["add_reader", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -57,6 +57,12 @@ def lacks(cls: C) -> C:
     listed: Any = cls.__dir__
     setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
     return cls
+
+
+def lacking(module: str, name: str) -> NoReturn:
+    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `CURES` has for the name."""
+    cure = f": {CURES[module][name]}" if name in CURES[module] else ""
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{cure}", name=name)
 
 
 def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
@@ -110,20 +116,25 @@ def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Call
     """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
 
     ``cures`` has the cures of single names, ``cure`` that of all others, and ``positional`` that of too many positional
-    arguments. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no call.
+    arguments, and of missing ones. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no
+    call.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
         names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        signature = inspect.signature(method)
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if positional and len(args) > code.co_argcount:
-                raise InvalidTypeError(positional)
             if not kwargs.keys() <= names:
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
+            if positional:
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise InvalidTypeError(f"{called}: {error}: {positional}") from None
             return method(*args, **kwargs)
 
         return checked

@@ -24,7 +24,7 @@ _ARRAY = (
     "std var argmax argmin all any"
 )
 
-#: For each class: names that it lacks, separated by spaces, and what to use in their place.
+#: For each class and module: names that it lacks, separated by spaces, and what to use in their place.
 _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "AsyncCoordinator": {
         "launch launch_kernel queue_compute run execute submit": "coordinator.compute(kernel, grid, block, *arguments)",
@@ -41,14 +41,24 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "stats metrics get_metrics": _STATISTICS.format("coordinator"),
         "close": _CLOSE.format("coordinator"),
     },
-    "Batch": {"inputs requests rows data": "batch.items has one for each request"},
+    "Batch": {
+        "inputs requests rows data array": "batch.items has one for each request",
+        "buffer pinned": "batch.slot.buffer(name, shape, dtype) and batch.slot.pinned(name, shape, dtype) are memory",
+        "device": "batch.stream.device is the device",
+    },
+    "BatcherStatistics": {
+        "queue_length queue_size": "it is called queued",
+        "requests": "accepted counts them, and answered those with a result",
+        "latency p50 p99": "wait_p50_s and wait_p99_s are waits for a batch; predicted_s and actual_s its time",
+    },
     "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
         "default_stream current_stream": "there is none: device.stream() makes a stream, and each call names its own",
         "upload to_device": "`await stream.upload(array)` makes a buffer of an array",
-        "empty zeros allocate alloc malloc": _EMPTY,
+        "empty allocate alloc malloc": _EMPTY,
+        "zeros": "stream.zeros(shape, dtype) makes a buffer",
         "copy fill launch download memcpy memset": _BLOCK,
         "alloc_pinned allocate_pinned pin_memory": _PINNED,
         "managed alloc_managed allocate_unified": _UNIFIED,
@@ -101,7 +111,9 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "close": _CLOSE.format("context"),
     },
     "MicroBatcher": {
-        "infer predict call enqueue put request": "`await batcher.submit(item)` returns the result for an item",
+        "infer predict call enqueue put request remote": "`await batcher.submit(item)` returns the result for an item",
+        "map submit_many": "`await asyncio.gather(*map(batcher.submit, items))` returns the results for several items",
+        "queue_size queue_length qsize": "batcher.statistics().queued is the number of requests that wait",
         "start run": "`async with batcher` starts it",
         "stats metrics": _STATISTICS.format("batcher"),
         "close stop shutdown": _CLOSE.format("batcher"),
@@ -125,7 +137,11 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "stats metrics get_stats": _STATISTICS.format("pipeline"),
         "close": _CLOSE.format("pipeline"),
     },
-    "Slot": {"upload download launch copy fill empty": "slot.stream has the methods of a stream"},
+    "Slot": {
+        "upload download launch copy fill empty zeros": "slot.stream has the methods of a stream",
+        "host": "slot.pinned(name, shape, dtype) is memory of the host",
+        "device alloc allocate": "slot.buffer(name, shape, dtype) is memory of the device",
+    },
     "Stream": {
         "sync synchronize_async wait_idle": "`await stream.synchronize()` waits for its work",
         "wait_stream": "stream.wait(other) makes it wait for another stream",
@@ -187,9 +203,22 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "set_accessed_by": "`await buffer.advise('accessed_by', to)`",
         "numpy data": "buffer.array is a NumPy array over the memory",
     },
+    "aiocuda": {
+        "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
+        "Program RawKernel RawModule jit": "aiocuda.Kernel(name, source=…, host=function)",
+        "cuda": "`async with aiocuda.open_device() as device` opens a GPU",
+        "current_stream": "there is none: each call is a method of its stream, as device.stream() makes one",
+        "empty zeros": "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers",
+        "launch": _LAUNCH,
+        "synchronize": "`await stream.synchronize()` for one stream, `await device.drain()` for all",
+    },
+    "aiocuda.serving": {
+        "Batcher batch": "MicroBatcher(infer, max_batch_size=32) calls a function with batches",
+        "CancelOnDisconnect cancel_on_disconnect error_responses health lifespan ready": "aiocuda.serving.asgi has it",
+    },
 }
 
-#: For each class: names that it lacks, and what to use in their place.
+#: For each class and module: names that it lacks, and what to use in their place.
 CURES: Final[Mapping[str, Mapping[str, str]]] = {
     cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
 }

@@ -18,7 +18,7 @@ from .._base._advice import advise, is_advice_wanted
 from .._base._checks import as_count, flag, has_gil
 from .._base._clock import running_clock
 from .._base._log import log, prepare
-from .._base._mistakes import add_reader
+from .._base._mistakes import add_reader, keywords
 from .._base._off_loop import off_loop
 from .._base._processor import throttled_periods
 from .._base._types import DeviceProperties, SourceLine
@@ -310,12 +310,17 @@ def _checked(index: object) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(index, (bool, np.bool_)):
-        raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
+        cure = ": open_device(0, driver='cuda'), or open_device(driver='host')" if isinstance(index, str) else ""
+        raise InvalidTypeError(f"a device's index is an integer, not {index!r}{cure}")
     if number < 0:
         raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)
     return number
 
 
+@keywords(
+    "help(aiocuda.open_device) lists its parameters",
+    **dict.fromkeys(("device", "device_id", "gpu"), "open_device(0) takes the index first, or index=0"),
+)
 def open_device(
     index: SupportsIndex = 0,
     *,

@@ -361,7 +361,8 @@ class Slot(ProcessLocal):
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
         if shape is None:
-            raise InvalidTypeError(f"pinned memory has a name and a shape: slot.pinned({name!r}, shape, dtype)")
+            named = name if isinstance(name, str) else "x"
+            raise InvalidTypeError(f"pinned memory has a name and a shape: slot.pinned({named!r}, shape, dtype)")
         kind, extents = _dtype_and_extents(shape, dtype)
         contents = self._contents
         memory, progress = contents.memory, contents.progress

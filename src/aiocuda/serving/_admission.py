@@ -15,7 +15,7 @@ __all__ = ["Admission", "BatchTimes"]
 #: device, must not make the predictions useless. Several slow ones raise the average.
 MOST_OF_AVERAGE = 2
 
-#: Seconds that a batch takes, for `BatchTimes.rate`, until one was measured.
+#: Seconds that a batch takes, for `Admission.seconds_of_queue`, until one was measured.
 UNMEASURED = 0.1
 
 #: The clock of uvloop counts milliseconds: batches that take less are measured as 0 s.
@@ -117,10 +117,8 @@ class BatchTimes:
 
     @property
     def rate(self) -> float:
-        """Requests per second that all places together serve. Greater than 0, also before the first batch."""
+        """Requests per second that all places together serve; 0 before the first batch is measured."""
         requests, seconds = self._requests.mean, self._seconds.mean
-        if requests <= 0.0:
-            return self._limit * self._places / UNMEASURED
         return requests * self._places / (seconds or COARSEST_CLOCK)
 
     @property
@@ -169,9 +167,7 @@ class Admission:
         if own + weight > self._limit:
             batches, own = batches + 1, 0
         own += weight
-        full = self._times.predicted(self._limit) or 0.0
-        places = sorted([0.0] * (self._places - len(running)) + list(running))
-        begin = _begin(places, batches, full)
+        begin = _begin(running, self._places, batches, self._times.predicted(self._limit) or 0.0)
         if begin > 0.0:
             # Further requests join the batch while it waits for a place. Its time with the present ones would be too
             # short: under overload whole batches of accepted requests would miss their deadlines.
@@ -180,6 +176,12 @@ class Admission:
             begin = wait
         seconds = self._times.predicted(own)
         return own, None if seconds is None else begin + seconds
+
+    def seconds_of_queue(self, weight: int, running: Sequence[float]) -> float:
+        """Return the predicted seconds until requests of this weight are served, in full batches after ``running``."""
+        full = self._times.predicted(self._limit)
+        full = UNMEASURED if full is None else max(full, COARSEST_CLOCK)
+        return _begin(running, self._places, (weight - 1) // self._limit, full) + full
 
     def admits(self, deadline: float, own: int, predicted: float | None, now: float) -> bool:
         """True if the deadline can be met, if that is not known, or to measure again after a second of refusals.
@@ -204,14 +206,17 @@ class Admission:
         return False
 
 
-def _begin(places: Sequence[float], batches: int, full: float) -> float:
+def _begin(running: Sequence[float], count: int, batches: int, full: float) -> float:
     """Return the seconds until a batch begins after ``batches`` others of ``full`` seconds each.
 
     Parameters
     ----------
-    places
-        For each place, the seconds until it is free; sorted.
+    running
+        For each running batch, the predicted seconds until it ends.
+    count
+        The number of batches that run at a time.
     """
+    places = sorted([0.0] * (count - len(running)) + list(running))  # the seconds until each is free
     if full <= 0.0:
         return places[0]
 

@@ -7,12 +7,12 @@ import contextvars
 import functools
 import itertools
 import operator
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from typing import Any, Never, Self
 
 from .._base._advice import advise, is_advice_wanted
 from .._base._checks import check_deadline
+from .._base._clock import running_clock
 from .._base._deadlock import HOLDER, Holder
 from .._base._fault_watch import FaultWatch
 from .._base._generic import Generic, Item, Result
@@ -32,7 +32,7 @@ from ..errors import BusyError, ClosedError, DeadlineError, DeviceFault, DrainTi
 from ..lowlevel import resources_of
 from ._admission import Admission, BatchTimes
 from ._batch import Batch, BatchHooks, RunningBatch
-from ._deadlines import Deadlines
+from ._deadlines import Deadlines, wait_cure
 from ._errors import OverloadedError
 from ._options import BatcherOptions
 from ._places import Place, Places
@@ -49,6 +49,9 @@ END_AFTER_CANCEL = 0.1
 
 #: Seconds. A longer `batch_wait_timeout_s` was probably meant in milliseconds.
 LONG_WAIT = 10.0
+
+#: Seconds. A later deadline was probably meant in milliseconds, or is a time of the loop.
+LONG_DEADLINE = 60.0
 
 _OPEN = "is entered by `async with`: `async with batcher`"
 _SUBMIT = "submit takes an item, priority= and deadline_s=, the seconds from now in which the caller needs the result"
@@ -125,6 +128,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         **dict.fromkeys(("batch_size", "max_batch", "size"), "use max_batch_size="),
         **dict.fromkeys(("concurrency", "workers", "num_workers"), "use max_concurrent_batches="),
         **dict.fromkeys(("max_queue", "max_queue_size", "queue_size"), "use max_queued_requests="),
+        max_ongoing_requests="use max_queued_requests=, and max_concurrent_batches= for the batches that run",
         deadline_s="each request has its own: batcher.submit(item, deadline_s=…)",
         stream="leave it out: with device=, each batch has a stream, batch.stream",
     )
@@ -178,7 +182,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             "this batcher", "make one in each loop, share the device", "make another one",
             drain_seconds=self._drain_time, tasks=self._tasks,
         )  # fmt: skip
-        self._is_advancing = self._closing = False
+        self._is_advancing = self._closing = self._has_advised = False
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -198,13 +202,13 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         deadline_s
             The caller needs the result within this number of seconds, counted from the call, at most a day. None sets
-            no limit. A negative deadline has passed.
+            no limit. A negative deadline has passed. More than a minute gives a `PerformanceWarning`, once.
 
         Raises
         ------
         OverloadedError
             ``max_queued_requests`` requests wait. Raised immediately; ``retry_after_s`` is the predicted time in which
-            they are served.
+            they are served, in full batches.
         DeadlineError
             The deadline has passed. Raised immediately, without a place in the queue, if the measured times of batches
             show that the request would miss it.
@@ -301,7 +305,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
     def _check_accepts(self) -> asyncio.AbstractEventLoop:
         """Return the batcher's loop, or raise an error if it accepts no request here and now."""
         if self._closing:
-            raise ClosedError("the batcher is closed: it accepts no more requests")
+            raise ClosedError(
+                "the batcher is closed: it accepts no more requests. Await the tasks that submit inside its block, or "
+                "use submit_nowait there: it accepts a request at once"
+            )
         loop = self._loop
         if loop is None:
             raise BusyError("this batcher was not entered: use `async with MicroBatcher(…) as batcher` around submit")
@@ -313,7 +320,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         queued = len(self._queue)
         if queued >= self._options.max_queued_requests:
             self._meter.overloaded += 1
-            retry_after = queued / self._times.rate
+            running = [batch.remaining(loop.time()) for batch in self._running]
+            retry_after = self._admission.seconds_of_queue(self._queue.weight, running)
             raise OverloadedError(
                 f"{queued} requests wait, as many as max_queued_requests: try again after {retry_after:.3g} s",
                 retry_after_s=retry_after, queued=queued,
@@ -321,6 +329,14 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         return loop
 
     def _check_deadline(self, weight: int, rank: int, deadline: float, now: float) -> None:
+        if deadline > LONG_DEADLINE and not self._has_advised:
+            self._has_advised = True
+            if is_advice_wanted():
+                advise(
+                    "deadline", SourceLine.of_caller(),
+                    f"a request has {deadline:g} s: deadline_s is in seconds from now, such as 0.5 for 500 ms, and no "
+                    "time of the loop",
+                )  # fmt: skip
         if deadline < 0.0:
             self._meter.refused += 1
             raise DeadlineError(
@@ -335,7 +351,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         if not self._admission.admits(deadline, own, predicted, now):
             self._meter.refused += 1
             raise DeadlineError(
-                f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s",
+                f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s"
+                f"{wait_cure(deadline, self._options.batch_wait_timeout_s)}",
                 deadline_s=deadline, predicted_s=predicted,
             )  # fmt: skip
 
@@ -466,6 +483,11 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
+        if self.device is not None and resources_of(self.device).closed:
+            raise ClosedError(
+                "the device of this batcher was closed before it: put the batcher's block inside that of the device, "
+                "`async with aiocuda.open_device() as device, MicroBatcher(…, device=device) as batcher`"
+            )
         async with Place(places, running.number) as place:
             self._meter.blocks_replaced += place.blocks_replaced
             items, weight = list(map(_ITEM, running.requests)), running.weight
@@ -556,11 +578,13 @@ class MicroBatcher(Owner, Generic[Item, Result]):
             use = "`async with MicroBatcher(function, ...) as batcher`"
             self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed)
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
-            if self.device.driver.now is time.monotonic:  # a simulated loop does not run in real time
-                self._loop_watch = LoopWatch.of(self._loop)
+        if running_clock() is None:  # a simulated loop does not run in real time
+            self._loop_watch = LoopWatch.of(self._loop)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
-        self._deadlines = Deadlines(self._loop, self._queue, self._meter, self._context)
+        self._deadlines = Deadlines(
+            self._loop, self._queue, self._meter, self._context, self._options.batch_wait_timeout_s
+        )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:

@@ -12,7 +12,7 @@ from ..errors import DeadlineError
 from ._requests import Request, RequestQueue
 from ._statistics import BatcherMeter
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "wait_cure"]
 
 #: The number of ended requests that may stay in the order of the deadlines, whatever its length.
 FEW_ENDED = 64
@@ -34,15 +34,19 @@ class Deadlines:
         Counts them.
     context
         That of the timer.
+    wait
+        The seconds that a request waits for others.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, queue: RequestQueue, meter: BatcherMeter, context: contextvars.Context
-    ) -> None:
+        self, loop: asyncio.AbstractEventLoop, queue: RequestQueue, meter: BatcherMeter, context: contextvars.Context,
+        wait: float,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._queue = queue
         self._meter = meter
         self._context = context
+        self._wait = wait
         self._wakes = Wakes.of(loop)
         self._requests: dict[int, Request] = {}  # by id
         self._order: list[tuple[float, int]] = []  # a heap of deadlines and ids, also of requests that have ended
@@ -105,11 +109,20 @@ class Deadlines:
 
     def _expire(self, request: Request) -> None:
         """Fail a request whose deadline has passed."""
-        self._queue.remove(request)
+        cure = wait_cure(request.deadline, self._wait) if self._queue.remove(request) else ""
         deadline = request.deadline
-        error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
+        error = DeadlineError(
+            f"the deadline of {deadline:.3g} s has passed{cure}", deadline_s=deadline, predicted_s=None
+        )
         if request.fail(error, "expired"):
             self._meter.missed_deadlines += 1
 
     def _is_first_due(self) -> bool:
         return bool(self._order) and self._order[0][0] <= self._due
+
+
+def wait_cure(deadline: float | None, wait: float) -> str:
+    """Return what a `DeadlineError` adds if a request waits for others until its deadline, or longer."""
+    if deadline is None or not 0 < deadline <= wait:
+        return ""
+    return f": a request waits up to {wait:g} s for others, choose a batch_wait_timeout_s below the deadlines"

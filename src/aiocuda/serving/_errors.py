@@ -13,7 +13,7 @@ __all__ = ["BatchError", "OverloadedError", "copy_of"]
 class OverloadedError(QueueFullError):
     """The queue of a `MicroBatcher` is full. The request was not accepted: try again after ``retry_after_s``."""
 
-    retry_after_s: float  #: seconds until the present queue is done, at the measured rate
+    retry_after_s: float  #: predicted seconds until the present queue is served, in full batches
     queued: int  #: requests that wait
 
 

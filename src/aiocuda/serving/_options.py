@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,13 @@ class BatcherOptions:
                 f"a batcher calls a coroutine function, `async def infer(batch): …`, not {function!r}: "
                 "`await batch.stream.download(y)` or `await asyncio.to_thread(model, batch.items)` inside it"
             )
+        _check_takes_a_batch(function)
+        for name, value, cure in (
+            ("batch_wait_timeout_s", batch_wait_timeout_s, "a number of seconds, not None: 0 does not wait"),
+            ("max_queued_requests", max_queued_requests, "an integer, not None: leave it out for 1024"),
+        ):
+            if value is None:
+                raise InvalidTypeError(f"{name} is {cure}")
         size = as_count(max_batch_size, "max_batch_size")
         wait = check_seconds(batch_wait_timeout_s, "batch_wait_timeout_s")
         if wait == float("inf"):
@@ -94,6 +102,19 @@ class BatcherOptions:
         if self.buckets is None:
             return weight
         return next(bucket for bucket in self.buckets if bucket >= weight)
+
+
+def _check_takes_a_batch(function: Callable[..., Any]) -> None:
+    """Raise `InvalidTypeError` unless the function can be called with one argument."""
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(None)  # the call is that of the wrapper
+    except ValueError:  # a function in C may have no signature
+        return
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"a batcher calls {function!r} with the batch alone: {error}. `async def infer(batch): …` has batch.items, "
+            "batch.stream and batch.slot; bind others by functools.partial"
+        ) from None
 
 
 def _checked_buckets(buckets: Any, size: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from .._base._mistakes import lacks
 from .._base._percentiles import mean_p50_p99
 from ._admission import BatchTimes
 from ._requests import Request
@@ -16,6 +17,7 @@ __all__ = ["BatcherMeter", "BatcherStatistics"]
 REMEMBERED = 1024
 
 
+@lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatcherStatistics:
     """A snapshot of a `MicroBatcher`. Times are in seconds; counts are since the batcher was made.
@@ -53,7 +55,7 @@ class BatcherStatistics:
         By bucket, the time of the last batch.
     rate
         Requests per second that batches like the recent ones serve. If these were not full, full batches may serve
-        more. Before the first is measured, it supposes full batches of 0.1 s.
+        more. 0 before the first is measured: the first batch of a bucket does not count.
     results_copied
         Results of which a part was in the slot's memory, and was copied.
     blocks_replaced

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from ..._base._checks import is_coroutine_function, is_function
+from ..._base._mistakes import keywords
 from ..._base._tasks import start_task
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._protocol import ASGIApp, Message, Receive, Scope, Send, check_app
@@ -207,6 +208,7 @@ class CancelOnDisconnect:
         The ASGI application.
     """
 
+    @keywords("it takes the application", "pass it without a call, Middleware(CancelOnDisconnect)")
     def __init__(self, app: ASGIApp) -> None:
         check_app(app, "CancelOnDisconnect")
         self._app = app
@@ -223,6 +225,7 @@ class CancelOnDisconnect:
         self._hidden.report(watch)
 
 
+@keywords("it takes the endpoint", "it decorates an endpoint without a call, `@cancel_on_disconnect`")
 def cancel_on_disconnect(endpoint: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Cancel an endpoint of Starlette or FastAPI when its client disconnects. A decorator::
 

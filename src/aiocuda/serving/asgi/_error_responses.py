@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ..._base._mistakes import keywords
 from ...errors import DeadlineError, DeviceFault, ReplicaLostError
 from .._errors import OverloadedError
 from ._protocol import ASGIApp, Message, Receive, Scope, Send, answer, check_app
@@ -26,6 +27,7 @@ MOST_SECONDS: Final = 86_400
 _ANSWERED = tuple(kind for kind, _, _ in _ANSWERS)
 
 
+@keywords("it takes the application", "pass it without a call, Middleware(error_responses)")
 def error_responses(app: ASGIApp) -> ASGIApp:
     """Answer errors of devices, batchers and clusters with the status that HTTP clients expect. A pure ASGI middleware.
 

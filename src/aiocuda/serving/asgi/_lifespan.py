@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ..._base._advice import advise, is_advice_wanted
-from ..._base._checks import check_integer, flag, is_coroutine_function, is_function
+from ..._base._checks import flag, is_coroutine_function, is_function
 from ..._base._collections import COLLECTIONS, Collection
+from ..._base._mistakes import keywords
 from ..._base._types import SourceLine
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._fault_exit import FaultExit
@@ -26,6 +27,11 @@ S = TypeVar("S", bound=Mapping[str, Any] | None)
 _CURE = "decorate the generator function with contextlib.asynccontextmanager"
 
 
+@keywords(
+    "lifespan takes setup, exit_on_fault= and freeze=",
+    "lifespan takes the function alone, lifespan(setup, exit_on_fault=70): the server calls setup(app)",
+    exit_code="use exit_on_fault=",
+)
 def lifespan(
     setup: Callable[[A], AbstractAsyncContextManager[S]], *, exit_on_fault: int | None = None, freeze: bool = True
 ) -> Callable[[A], AbstractAsyncContextManager[S]]:
@@ -90,7 +96,8 @@ def lifespan(
 
 def _check_exit_code(code: int | None) -> None:
     if code is not None:
-        check_integer(code, "exit_on_fault")
+        if isinstance(code, bool) or not isinstance(code, int):
+            raise InvalidTypeError(f"exit_on_fault is an integer, an exit code such as 70, not {code!r}")
         if not 1 <= code <= 255:
             raise InvalidArgumentError(
                 f"exit_on_fault is an exit code from 1 to 255, not {code}", argument="exit_on_fault"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Final, overload
 
 from ..._base._checks import check_timeout
 from ..._base._faults import FAULTS
+from ..._base._mistakes import keywords
 from ...device import Device
 from ...errors import AiocudaError, ClosedError, DeviceFault, InvalidTypeError
 from ...lowlevel import OPEN_DEVICES
 from ._protocol import Receive, Scope, Send, answer
 
 __all__ = ["Health", "Probe", "Ready", "health", "ready"]
+
+
+_IN_SETUP: Final = "call app.add_route('/ready', ready(device)) in the setup of the lifespan, where the device is open"
 
 
 class Probe:
@@ -77,6 +81,7 @@ class Health(Probe):
 health = Health()
 
 
+@keywords("ready takes a device and timeout_s=", _IN_SETUP)
 def ready(device: Device, timeout_s: float | None = 1.0) -> Probe:
     """Return an ASGI application that answers 200 while a device works, and 503 if not, for readiness probes.
 
@@ -100,10 +105,10 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> Probe:
         Seconds within which the device has to answer; None for no limit. Choose less than the time limit of the probe.
     """
     if not isinstance(device, Device):
-        cure = "; call ready(device) in the setup of the lifespan, where the device is open" if device is None else ""
+        cure = _IN_SETUP
         if hasattr(device, "healthy"):  # a cluster or a batcher
-            cure = "; its attribute healthy is for a route of your own"
-        raise InvalidTypeError(f"ready takes an aiocuda.Device, not {type(device).__name__}{cure}")
+            cure = "its attribute healthy is for a route of your own"
+        raise InvalidTypeError(f"ready takes an aiocuda.Device, not {type(device).__name__}: {cure}")
     return Ready(device, check_timeout(timeout_s, "timeout_s"))
 
 
