@@ -263,6 +263,16 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "decode(sample, out), into which it writes, such as out['x'][...] = sample: this is decode(sample)",
     ),
+    "stream.record(event)": (
+        lambda at: at.stream.record(at.event),
+        InvalidTypeError,
+        "timing is True or False; to record an event again: stream.record(event=event)",
+    ),
+    "record(event=pool.borrow())": (
+        lambda at: at.stream.record(event=AIOCUDA.EventPool(at.device).borrow()),
+        InvalidTypeError,
+        "`async with pool.borrow() as event`",
+    ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 
