@@ -18,6 +18,8 @@ __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 
 AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
 BATCHER: Any = MicroBatcher
+PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
+SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
 KERNEL: Any = Kernel(
     "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
 )
@@ -107,9 +109,10 @@ async def pooled(at: At, call: Callable[[Any], Any]) -> Any:
         return call(pool)
 
 
-def captured(at: At) -> Any:
+def captured(at: At, call: Callable[[Any], Any] = lambda stream: None) -> Any:
     with at.stream.capture() as graph:
         at.stream.fill(at.buffer, 0)
+        call(at.stream)
     return graph
 
 
@@ -273,13 +276,23 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "`async with pool.borrow() as event`",
     ),
+    "extern __shared__, no shared_bytes=": (
+        lambda at: at_a_new_line("at.stream.launch(SHARED, 1, 32, at.buffer)", at),
+        RuntimeWarning,
+        "declares `extern __shared__`, and this launch gives it no bytes: launch it with shared_bytes=",
+    ),
+    "extern __shared__, in a graph": (
+        lambda at: at_a_new_line("captured(at, lambda stream: stream.launch(SHARED, 1, 32, at.buffer))", at),
+        RuntimeWarning,
+        "launch it with shared_bytes=",
+    ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 
 
-def at_a_new_line(call: str) -> Any:
+def at_a_new_line(call: str, at: At | None = None) -> Any:
     """Evaluate a call. A warning is given once for each line of a program."""
-    return eval(compile(call, f"/program/{time.monotonic_ns()}.py", "eval"), globals())
+    return eval(compile(call, f"/program/{time.monotonic_ns()}.py", "eval"), {**globals(), "at": at})
 
 
 def quiet(opening: Any) -> Any:

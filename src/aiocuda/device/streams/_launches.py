@@ -15,7 +15,7 @@ from ...completion._gates import Every
 from ...errors import BusyError, ClosedError, InvalidTypeError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
-from ...kernels._kernel import converters_of
+from ...kernels._kernel import check_shared_bytes, converters_of
 from ...memory._block import Block
 from ...memory._buffer import block_of
 from .._resources import DeviceResources
@@ -135,6 +135,7 @@ class Launches(LaunchFields):
         queue, resources = self._queue, self._resources
         queue.check()
         extents = check_extent(grid, block, shared_bytes, resources.properties)
+        check_shared_bytes(kernel, shared_bytes)
         pointers = tuple(index for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer)
         estimate = queue.device_state.predictor.estimate((kernel, extents, shared_bytes), kernel.name)
         function = kernel.loaded(resources.driver, resources.index)
