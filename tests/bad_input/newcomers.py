@@ -286,6 +286,16 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         RuntimeWarning,
         "launch it with shared_bytes=",
     ),
+    "stream.capture().launch()": (
+        lambda at: at.stream.capture().launch(at.stream),
+        AttributeError,
+        "stream.capture() has no 'launch': `async with stream.capture() as graph`",
+    ),
+    "await stream.capture()": (
+        lambda at: wait_for(at.stream.capture()),
+        InvalidTypeError,
+        "stream.capture() is a block, which records a graph: `async with stream.capture() as graph`",
+    ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 

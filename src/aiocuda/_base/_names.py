@@ -42,6 +42,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "close": _CLOSE.format("coordinator"),
     },
     "Batch": {"inputs requests rows data": "batch.items has one for each request"},
+    "Capture": {"launch replay update close wait": "`async with stream.capture() as graph`, and the graph has it"},
     "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "Graph"]
 
+_CAPTURE = "a block, which records a graph: `async with stream.capture() as graph`"
+
 
 class GraphVersion(NamedTuple):
     """A graph between two updates. Each launch of it holds it until the launch has been submitted."""
@@ -432,6 +434,8 @@ class Graph(ProcessLocal):
         return f"<Graph of {self._home.name}: {state}>"
 
 
+@lacks
+@refuses(__await__=f"is {_CAPTURE}")
 class Capture:
     """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
 
@@ -476,3 +480,6 @@ class Capture:
         self.__exit__(kind, *exc)
         if kind is None:
             await self._graph
+
+    def __repr__(self) -> str:
+        return "stream.capture()"
