@@ -18,6 +18,7 @@ __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 
 AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
 BATCHER: Any = MicroBatcher
+COUNTED: Any = Kernel("counted", source="__global__ void counted(float* x, int n) {}", host=lambda x, n: None)
 PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
 SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
 KERNEL: Any = Kernel(
@@ -295,6 +296,21 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         lambda at: wait_for(at.stream.capture()),
         InvalidTypeError,
         "stream.capture() is a block, which records a graph: `async with stream.capture() as graph`",
+    ),
+    "launch(k, x, n=4)": (
+        lambda at: at.stream.launch(COUNTED, at.buffer, n=4),
+        InvalidTypeError,
+        "counted(float* x, int n) takes 2 arguments, 1 given: pass each of them; n= is the number of threads, and is not",
+    ),
+    "launch(k, 1, 32, x, 4, n=4)": (
+        lambda at: at.stream.launch(COUNTED, 1, 32, at.buffer, 4, n=4),
+        InvalidTypeError,
+        "takes 2 arguments, 4 given: with n=, leave out grid and block",
+    ),
+    "launch(args=)": (
+        lambda at: at.stream.launch(COUNTED, 1, 32, args=(at.buffer, 4)),
+        InvalidTypeError,
+        "'args': launch takes grid=, block=, n=, shared_bytes= and label=; the kernel's own arguments have no keywords",
     ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
