@@ -61,7 +61,7 @@ def _pointer(parameter: Parameter, where: str) -> Converter:
 
     def check(value: Any) -> Any:
         if not hasattr(value, "_argument"):
-            raise _no_buffer(value, where)
+            raise _no_buffer(value, where) from None
         if not parameter.accepts(value.dtype):
             wanted = " or ".join(sorted(parameter.accepted or ()))
             raise InvalidTypeError(
