@@ -19,6 +19,7 @@ __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
 BATCHER: Any = MicroBatcher
 COUNTED: Any = Kernel("counted", source="__global__ void counted(float* x, int n) {}", host=lambda x, n: None)
+SCALED: Any = Kernel("scaled", source="__global__ void scaled(float* x, float a) {}", host=lambda x, a: None)
 PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
 SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
 KERNEL: Any = Kernel(
@@ -311,6 +312,27 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         lambda at: at.stream.launch(COUNTED, 1, 32, args=(at.buffer, 4)),
         InvalidTypeError,
         "'args': launch takes grid=, block=, n=, shared_bytes= and label=; the kernel's own arguments have no keywords",
+    ),
+    "device.pinned(array)": (
+        lambda at: at.device.pinned(np.arange(1000)),
+        InvalidTypeError,
+        "not an array: for memory like an array a, device.pinned(a.shape, a.dtype)",
+    ),
+    "buffer[mask]": (
+        lambda at: at.buffer[np.ones(4, bool)],
+        InvalidTypeError,
+        "indexed by integers and slices, not an array or a list: a kernel takes other items, or `(await stream.d",
+    ),
+    "buffer[[1, 2]]": (lambda at: at.buffer[[1, 2]], InvalidTypeError, "not an array or a list: a kernel takes other items"),
+    "launch(n=array)": (
+        lambda at: at.stream.launch(COUNTED, at.buffer, 4, n=np.arange(1000)),
+        InvalidTypeError,
+        "n is an integer, not an array: its number of items is array.size",
+    ),
+    "launch(float as an array)": (
+        lambda at: at.stream.launch(SCALED, 1, 32, at.buffer, np.array(2.0)),
+        InvalidTypeError,
+        "float takes a number up to 3.40282e+38, or inf or nan; array.item() is its number",
     ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }

@@ -54,6 +54,11 @@ def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
         return (shape,)
     if isinstance(shape, (str, bytes)) or shape is None:
         raise InvalidTypeError(f"a shape must be an integer or a tuple of integers, not {shape!r}")
+    if getattr(shape, "shape", None):
+        raise InvalidTypeError(
+            "a shape is an integer or a tuple of integers, not an array: for memory like an array a, "
+            "device.pinned(a.shape, a.dtype) and stream.empty_like(a); `async with device.pin(a)` locks a itself"
+        )
     extents: tuple[Any, ...] = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for extent in extents:
         if type(extent) is not int or extent < 0:

@@ -182,7 +182,8 @@ def _integral(value: Any, where: str, rule: str) -> int:
         return operator.index(value)
     except TypeError:
         check_awaited(value, where)
-        raise InvalidTypeError(f"{where} is {_described(value)}: {rule}") from None
+        cure = "; array.item() is its number" if isinstance(value, np.ndarray) and value.size == 1 else ""
+        raise InvalidTypeError(f"{where} is {_described(value)}: {rule}{cure}") from None
 
 
 def _described(value: Any) -> str:

@@ -383,7 +383,11 @@ def _range(part: Any, extent: int) -> tuple[int, int]:
             raise TypeError
         start = operator.index(part)
     except TypeError:
-        raise InvalidTypeError(f"a buffer is indexed by integers and slices, not {part!r}") from None
+        given = "an array or a list" if isinstance(part, (list, np.ndarray)) else repr(part)
+        raise InvalidTypeError(
+            f"a buffer is indexed by integers and slices, not {given}: a kernel takes other items, or "
+            "`(await stream.download(buffer))[index]`"
+        ) from None
     if not -extent <= start < extent:
         raise InvalidArgumentError(f"index {start} is out of range for a dimension of {extent}")
     return start % extent, 1
