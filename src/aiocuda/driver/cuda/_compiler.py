@@ -221,7 +221,7 @@ def _compile(
         if _HOST_HEADER.fullmatch(missing[1]):
             cure = (
                 f"\nNVRTC has no headers of the host: leave {missing[1]} out. Math functions, printf and assert are built "
-                "in, and CUDA's <cuda/std/cfloat>, <cuda/std/limits> and so on have other names"
+                "in, and the limits of types are in CUDA's <cuda/std/limits>"
             )
     raise CompileError(
         f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n"
