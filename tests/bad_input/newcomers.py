@@ -97,6 +97,11 @@ def enter(thing: Any) -> None:
         raise AssertionError("it was entered")
 
 
+async def enter_async(thing: Any) -> None:
+    async with thing:
+        raise AssertionError("it was entered")
+
+
 async def wait_for(thing: Any) -> Any:
     return await thing
 
@@ -333,6 +338,23 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         lambda at: at.stream.launch(SCALED, 1, 32, at.buffer, np.array(2.0)),
         InvalidTypeError,
         "float takes a number up to 3.40282e+38, or inf or nan; array.item() is its number",
+    ),
+    "with stream.empty()": (lambda at: enter(at.stream.empty(4)), InvalidTypeError, "needs no block: the memory is fre"),
+    "async with stream.empty()": (
+        lambda at: enter_async(at.stream.empty(4)),
+        InvalidTypeError,
+        "needs no block: the memory is freed when nothing refers to it, or by buffer.free()",
+    ),
+    "with device.pinned()": (lambda at: enter(at.device.pinned(4)), InvalidTypeError, "needs no block: the memory is f"),
+    "async with device.pinned()": (
+        lambda at: enter_async(at.device.pinned(4)),
+        InvalidTypeError,
+        "needs no block: the memory is freed when nothing refers to it, or by buffer.free()",
+    ),
+    "with StreamPool(device)": (
+        lambda at: enter(AIOCUDA.StreamPool(at.device)),
+        InvalidTypeError,
+        "`async with aiocuda.StreamPool(device) as pool`",
     ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }

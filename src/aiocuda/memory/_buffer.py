@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from ._managed import ManagedPool
     from .interchange._foreign import ForeignMemory
 
-__all__ = ["DeviceBuffer", "block_of", "offset_of"]
+__all__ = ["NO_BLOCK", "DeviceBuffer", "block_of", "offset_of"]
+
+#: The cure for `with` and `async with` of a buffer.
+NO_BLOCK = "needs no block: the memory is freed when nothing refers to it, or by buffer.free()"
 
 
 @refuses(
     "has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`",
-    "__float__", "__int__",
+    "__float__", "__int__", __enter__=NO_BLOCK, __aenter__=NO_BLOCK,
 )  # fmt: skip
 class DeviceBuffer:
     """Device memory as a C-contiguous array.
