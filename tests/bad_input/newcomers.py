@@ -286,12 +286,12 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "extern __shared__, no shared_bytes=": (
         lambda at: at_a_new_line("at.stream.launch(SHARED, 1, 32, at.buffer)", at),
         RuntimeWarning,
-        "declares `extern __shared__`, and this launch gives it no bytes: launch it with shared_bytes=",
+        "declares `extern __shared__`, and this launch has no shared_bytes=: launch it with the bytes",
     ),
     "extern __shared__, in a graph": (
         lambda at: at_a_new_line("captured(at, lambda stream: stream.launch(SHARED, 1, 32, at.buffer))", at),
         RuntimeWarning,
-        "launch it with shared_bytes=",
+        "and this launch has no shared_bytes=",
     ),
     "stream.capture().launch()": (
         lambda at: at.stream.capture().launch(at.stream),
@@ -306,7 +306,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "launch(k, x, n=4)": (
         lambda at: at.stream.launch(COUNTED, at.buffer, n=4),
         InvalidTypeError,
-        "counted(float* x, int n) takes 2 arguments, 1 given: pass each of them; n= is the number of threads, and is not",
+        "counted(float* x, int n) takes 2 arguments, 1 given: pass each of them; n= is the number of threads",
     ),
     "launch(k, 1, 32, x, 4, n=4)": (
         lambda at: at.stream.launch(COUNTED, 1, 32, at.buffer, 4, n=4),
@@ -328,7 +328,11 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "indexed by integers and slices, not an array or a list: a kernel takes other items, or `(await stream.d",
     ),
-    "buffer[[1, 2]]": (lambda at: at.buffer[[1, 2]], InvalidTypeError, "not an array or a list: a kernel takes other items"),
+    "buffer[[1, 2]]": (
+        lambda at: at.buffer[[1, 2]],
+        InvalidTypeError,
+        "not an array or a list: a kernel takes other items",
+    ),
     "launch(n=array)": (
         lambda at: at.stream.launch(COUNTED, at.buffer, 4, n=np.arange(1000)),
         InvalidTypeError,
@@ -339,13 +343,21 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "float takes a number up to 3.40282e+38, or inf or nan; array.item() is its number",
     ),
-    "with stream.empty()": (lambda at: enter(at.stream.empty(4)), InvalidTypeError, "needs no block: the memory is fre"),
+    "with stream.empty()": (
+        lambda at: enter(at.stream.empty(4)),
+        InvalidTypeError,
+        "needs no block: the memory is fre",
+    ),
     "async with stream.empty()": (
         lambda at: enter_async(at.stream.empty(4)),
         InvalidTypeError,
         "needs no block: the memory is freed when nothing refers to it, or by buffer.free()",
     ),
-    "with device.pinned()": (lambda at: enter(at.device.pinned(4)), InvalidTypeError, "needs no block: the memory is f"),
+    "with device.pinned()": (
+        lambda at: enter(at.device.pinned(4)),
+        InvalidTypeError,
+        "needs no block: the memory is f",
+    ),
     "async with device.pinned()": (
         lambda at: enter_async(at.device.pinned(4)),
         InvalidTypeError,
@@ -356,6 +368,43 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "`async with aiocuda.StreamPool(device) as pool`",
     ),
+    "async with StreamBarrier(1)": (
+        lambda at: enter_async(AIOCUDA.StreamBarrier(1)),
+        InvalidTypeError,
+        "`await barrier.wait(stream)` in each party",
+    ),
+    "StreamBarrier(device, 2)": (
+        lambda at: AIOCUDA.StreamBarrier(at.device, 2),
+        InvalidTypeError,
+        "the number of its parties, StreamBarrier(2), and each party `await barrier.wait(stream)`",
+    ),
+    "Pipeline([stage])": (
+        lambda at: AIOCUDA.Pipeline([AIOCUDA.Stage("x", items)]),
+        InvalidTypeError,
+        "a pipeline runs on an aiocuda.Device, not on list: Pipeline(device, stages)",
+    ),
+    "Pipeline(device)": (lambda at: AIOCUDA.Pipeline(at.device), InvalidTypeError, "stages is a sequence of"),
+    "TripleBuffer(buffers, device)": (
+        lambda at: AIOCUDA.TripleBuffer({"x": 4}, at.device),
+        InvalidTypeError,
+        "buffers and device have keywords: TripleBuffer(depth, buffers={'x': (1024, np.float32)}, device=device)",
+    ),
+    "DeviceBuffer(4)": (lambda at: AIOCUDA.DeviceBuffer(4), InvalidTypeError, "stream.empty(shape, dtype)"),
+    "Graph()": (lambda at: AIOCUDA.Graph(), InvalidTypeError, "`async with stream.capture() as graph`"),
+    "device.stream(non_blocking=True)": (
+        lambda at: at.device.stream(non_blocking=True),
+        InvalidTypeError,
+        "'non_blocking': each stream is already: leave it out",
+    ),
+    "graph.update(operation, a=3.0)": (
+        lambda at: captured(at).update(at.operation, a=3.0),
+        InvalidTypeError,
+        "Graph.update has no parameter 'a': the kernel's arguments have no keywords: graph.update(operation, *argument",
+    ),
+    "stream.done": (lambda at: at.stream.done, AttributeError, "stream.tail is None if all its work is done"),
+    "stream.use()": (lambda at: at.stream.use(), AttributeError, "no stream is current"),
+    "device.use()": (lambda at: at.device.use(), AttributeError, "no device is current"),
+    "device.set_current()": (lambda at: at.device.set_current(), AttributeError, "no device is current"),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 

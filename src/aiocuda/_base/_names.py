@@ -48,6 +48,8 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
         "default_stream current_stream": "there is none: device.stream() makes a stream, and each call names its own",
+        "use set_current make_current": "no device is current: device.stream() makes a stream, and the calls of that "
+        "work on this device",
         "upload to_device": "`await stream.upload(array)` makes a buffer of an array",
         "empty zeros allocate alloc malloc": _EMPTY,
         "copy fill launch download memcpy memset": _BLOCK,
@@ -133,7 +135,8 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "wait_event": "stream.wait(event) makes it wait for an event",
         "add_dependency depends_on": "stream.wait(operation) makes it wait, and so does an event or a stream",
         "event record_event": "stream.record() returns an event",
-        "query is_ready is_idle is_complete": "stream.tail is None if all its work is done",
+        "query done is_ready is_idle is_complete": "stream.tail is None if all its work is done",
+        "use set_current": "no stream is current: call its own methods, such as stream.launch(kernel, grid, block, …)",
         "cuda_stream ptr handle": _HANDLE,
         "memset memset_async": "stream.fill(buffer, value) sets all items",
         "memcpy memcpy_async copy_async": "stream.copy(target, source), stream.upload(array), stream.download(buffer)",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
-from .._base._mistakes import lacks, or_none, refuses
+from .._base._mistakes import keywords, lacks, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
@@ -148,6 +148,10 @@ class Device(Owner):
 
     # -- streams -------------------------------------------------------------------------------------------------
 
+    @keywords(
+        "stream takes priority=, name= and submit_ahead=",
+        non_blocking="each stream is already: leave it out",
+    )
     def stream(
         self, priority: Priority = "normal", name: str | None = None, submit_ahead: int = SUBMIT_AHEAD
     ) -> Stream:

@@ -454,7 +454,7 @@ def check_shared_bytes(kernel: Kernel, shared_bytes: int) -> None:
     if kernel._has_dynamic_shared and not shared_bytes:
         line = SourceLine.of_caller()
         line.warn(
-            f"{kernel!r} declares `extern __shared__`, and this launch gives it no bytes: launch it with shared_bytes=, "
+            f"{kernel!r} declares `extern __shared__`, and this launch has no shared_bytes=: launch it with the bytes, "
             "such as shared_bytes=4 * block for one float of each thread",
             RuntimeWarning,
         )

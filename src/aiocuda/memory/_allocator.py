@@ -381,8 +381,8 @@ class DeviceMemory(MemoryFields):
         viewed, free_managed = self.managed.close(reactor)
         if viewed:
             text = (
-                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated; drop the arrays, "
-                "such as buffer.array, before the block of the device ends (`del array`)"
+                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated; drop "
+                "the arrays, such as buffer.array, before the block of the device ends (`del array`)"
             )
             warnings.warn(text, CleanupWarning, stacklevel=2)
         held = self.exports.addresses() & self.live.keys()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import refuses
+from .._base._mistakes import or_none, refuses
 from .._base._names import CURES
 from .._base._types import Span
 from .._core import HasOperation, Operation, StreamOperation
@@ -51,6 +51,7 @@ class DeviceBuffer:
 
     __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
 
+    @or_none
     def __init__(
         self,
         memory: DeviceMemory | ManagedPool | ForeignMemory,
@@ -65,7 +66,11 @@ class DeviceBuffer:
         self._offset = offset
         self.shape = shape
         self.dtype = dtype
-        self.nbytes = math.prod(shape) * dtype.itemsize if nbytes is None else nbytes
+        if nbytes is None:
+            if shape is None:
+                raise InvalidTypeError("a buffer is made by a stream: stream.empty(shape, dtype)")
+            nbytes = math.prod(shape) * dtype.itemsize
+        self.nbytes = nbytes
 
     #: The driver's kernel argument. `__getattr__` makes it at the first launch: many buffers are only copied.
     _argument: object

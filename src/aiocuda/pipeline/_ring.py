@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import lacks
+from .._base._mistakes import keywords, lacks
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -42,6 +42,9 @@ MAX_SLOTS = 1024
 
 #: Makes an object without `__init__`.
 _new: Callable[[type[Slot]], Slot] = object.__new__
+
+
+_CALL = "TripleBuffer(depth, buffers={'x': (1024, np.float32)}, device=device)"
 
 
 @lacks
@@ -97,6 +100,7 @@ class TripleBuffer(Owner):
         The device has not enough memory for ``buffers``.
     """
 
+    @keywords(f"it is made by {_CALL}", f"buffers and device have keywords: {_CALL}")
     def __init__(
         self,
         depth: int = 3,

@@ -40,7 +40,9 @@ _CACHE_FORMAT: Final = 1  # to be increased when a key, an entry or an option ch
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
 _INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
-_HOST_HEADER = re.compile(r"c?(?:math|stdio|stdlib|assert|float|limits|string|stddef)(?:\.h)?|iostream|vector|algorithm")
+_HOST_HEADER = re.compile(
+    r"c?(?:math|stdio|stdlib|assert|float|limits|string|stddef)(?:\.h)?|iostream|vector|algorithm"
+)
 _SIZE = re.compile(r"PA(\d+)_c")  # in the mangled name of a function of a pointer to an array of char
 _PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
 
@@ -220,8 +222,8 @@ def _compile(
         cure = f"\nname the directory of {missing[1]}: Kernel(…, include_dirs=[path])"
         if _HOST_HEADER.fullmatch(missing[1]):
             cure = (
-                f"\nNVRTC has no headers of the host: leave {missing[1]} out. Math functions, printf and assert are built "
-                "in, and the limits of types are in CUDA's <cuda/std/limits>"
+                f"\nNVRTC has no headers of the host: leave {missing[1]} out. Math functions, printf and assert are "
+                "built in, and the limits of types are in CUDA's <cuda/std/limits>"
             )
     raise CompileError(
         f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n"
