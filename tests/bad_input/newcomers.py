@@ -321,7 +321,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "device.pinned(array)": (
         lambda at: at.device.pinned(np.arange(1000)),
         InvalidTypeError,
-        "not an array: for memory like an array a, device.pinned(a.shape, a.dtype)",
+        "not an array: for memory like a, device.pinned(a.shape, a.dtype); `async with device.pin(a)` locks a",
     ),
     "buffer[mask]": (
         lambda at: at.buffer[np.ones(4, bool)],
@@ -387,7 +387,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "TripleBuffer(buffers, device)": (
         lambda at: AIOCUDA.TripleBuffer({"x": 4}, at.device),
         InvalidTypeError,
-        "buffers and device have keywords: TripleBuffer(depth, buffers={'x': (1024, np.float32)}, device=device)",
+        "its depth: TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)",
     ),
     "DeviceBuffer(4)": (lambda at: AIOCUDA.DeviceBuffer(4), InvalidTypeError, "stream.empty(shape, dtype)"),
     "Graph()": (lambda at: AIOCUDA.Graph(), InvalidTypeError, "`async with stream.capture() as graph`"),
@@ -405,6 +405,27 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "stream.use()": (lambda at: at.stream.use(), AttributeError, "no stream is current"),
     "device.use()": (lambda at: at.device.use(), AttributeError, "no device is current"),
     "device.set_current()": (lambda at: at.device.set_current(), AttributeError, "no device is current"),
+    "f'{stream.download(x):.2f}'": (
+        lambda at: f"{at.stream.download(at.buffer):.2f}",
+        InvalidTypeError,
+        "is an operation, and not its result: await it first, and use its result",
+    ),
+    "stream.launch(graph)": (
+        lambda at: at.stream.launch(captured(at)),
+        InvalidTypeError,
+        "not Graph: Kernel(name, source=source, host=function) makes one, and a graph is run by graph.launch(stream)",
+    ),
+    "stream.launch('k')": (
+        lambda at: at.stream.launch("twice", 1, 32, at.buffer),
+        InvalidTypeError,
+        "not str: Kernel(name, source=source, host=function) makes one",
+    ),
+    "device.load([k])": (lambda at: at.device.load([KERNEL]), InvalidTypeError, "not list: device.load(*kernels)"),
+    "launch(k, 0, 32, x)": (
+        lambda at: at.stream.launch(KERNEL, 0, 32, at.buffer),
+        InvalidArgumentError,
+        "launch(kernel, *arguments, n=0) launches nothing",
+    ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 

@@ -29,7 +29,9 @@ def _as_extent(value: object) -> int:
     try:
         extent = operator.index(value)  # type: ignore[arg-type]  # refusing the wrong type is its job
     except TypeError:
-        raise InvalidTypeError(f"a size must be an integer, not {value!r}") from None
+        like = "an array: for memory like a, device.pinned(a.shape, a.dtype); `async with device.pin(a)` locks a itself"
+        given = like if getattr(value, "shape", None) else repr(value)
+        raise InvalidTypeError(f"a size must be an integer, not {given}") from None
     if extent < 0:
         raise InvalidArgumentError(f"a size must not be negative, and this is {extent}", size=extent)
     return extent
@@ -54,11 +56,6 @@ def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
         return (shape,)
     if isinstance(shape, (str, bytes)) or shape is None:
         raise InvalidTypeError(f"a shape must be an integer or a tuple of integers, not {shape!r}")
-    if getattr(shape, "shape", None):
-        raise InvalidTypeError(
-            "a shape is an integer or a tuple of integers, not an array: for memory like an array a, "
-            "device.pinned(a.shape, a.dtype) and stream.empty_like(a); `async with device.pin(a)` locks a itself"
-        )
     extents: tuple[Any, ...] = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for extent in extents:
         if type(extent) is not int or extent < 0:

@@ -192,7 +192,8 @@ class Device(Owner):
         """
         for kernel in kernels:
             if not isinstance(kernel, Kernel):
-                raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
+                kind = type(kernel).__name__
+                raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {kind}: device.load(*kernels)")
         loop_state = self._resources.loop_state()
         new = [kernel for kernel in kernels if kernel.loaded(self.driver, self.index) is None]
         if new:

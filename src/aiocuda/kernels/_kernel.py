@@ -449,11 +449,16 @@ def converters_of(kernel: Kernel) -> tuple[Converter, ...]:
     return kernel._convert
 
 
+def no_kernel(given: object) -> InvalidTypeError:
+    """Return the error for a launch of something else."""
+    cure = "Kernel(name, source=source, host=function) makes one, and a graph is run by graph.launch(stream)"
+    return InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(given).__name__}: {cure}")
+
+
 def check_shared_bytes(kernel: Kernel, shared_bytes: int) -> None:
     """Warn if a launch gives no dynamic shared memory to a kernel that declares some: a GPU would fault."""
     if kernel._has_dynamic_shared and not shared_bytes:
-        line = SourceLine.of_caller()
-        line.warn(
+        SourceLine.of_caller().warn(
             f"{kernel!r} declares `extern __shared__`, and this launch has no shared_bytes=: launch it with the bytes, "
             "such as shared_bytes=4 * block for one float of each thread",
             RuntimeWarning,

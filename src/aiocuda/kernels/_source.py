@@ -32,7 +32,7 @@ _BLANKED = re.compile(
 _DIRECTIVE = re.compile(r"^[ \t\f\v]*(?:\#|%:)[ \t]*(?P<name>\w*)[^\n]*", re.MULTILINE)
 _STATEMENT = re.compile(r"[^;{}]+")
 _SCOPE = re.compile(r"\bnamespace\b(?P<names>[^;{}()=]*)\{|(?P<brace>[{}])")
-_DYNAMIC = re.compile(r"\bextern\s+__shared__\b")
+_BODY = re.compile(r"[{}]|\bextern\s+__shared__\b")
 _ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 _TOKEN = re.compile(r"(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*|\.\.\.|\S")
 
@@ -157,14 +157,13 @@ def has_dynamic_shared(text: str, name: str) -> bool:
         head, _, body = part.partition("{")
         if ";" in head or not spelled.search(head):
             continue
-        depth, end = 1, len(body)
-        for brace in re.finditer(r"[{}]", body):
-            depth += 1 if brace[0] == "{" else -1
+        depth = 1
+        for mark in _BODY.finditer(body):
+            depth += {"{": 1, "}": -1}.get(mark[0], 0)
             if not depth:
-                end = brace.start()
                 break
-        if _DYNAMIC.search(body, 0, end):
-            return True
+            if mark[0] not in "{}":
+                return True
     return False
 
 

@@ -44,9 +44,6 @@ MAX_SLOTS = 1024
 _new: Callable[[type[Slot]], Slot] = object.__new__
 
 
-_CALL = "TripleBuffer(depth, buffers={'x': (1024, np.float32)}, device=device)"
-
-
 @lacks
 class TripleBuffer(Owner):
     """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
@@ -100,7 +97,10 @@ class TripleBuffer(Owner):
         The device has not enough memory for ``buffers``.
     """
 
-    @keywords(f"it is made by {_CALL}", f"buffers and device have keywords: {_CALL}")
+    @keywords(
+        "TripleBuffer takes depth=, buffers=, device= and now=",
+        "by position, a ring takes its depth: TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)",
+    )
     def __init__(
         self,
         depth: int = 3,

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "Graph"]
 
-_CAPTURE = "a block, which records a graph: `async with stream.capture() as graph`"
-
 
 class GraphVersion(NamedTuple):
     """A graph between two updates. Each launch of it holds it until the launch has been submitted."""
@@ -439,7 +437,7 @@ class Graph(ProcessLocal):
 
 
 @lacks
-@refuses(__await__=f"is {_CAPTURE}")
+@refuses(__await__="is a block, which records a graph: `async with stream.capture() as graph`")
 class Capture:
     """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
 

@@ -40,9 +40,7 @@ _CACHE_FORMAT: Final = 1  # to be increased when a key, an entry or an option ch
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
 _INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
-_HOST_HEADER = re.compile(
-    r"c?(?:math|stdio|stdlib|assert|float|limits|string|stddef)(?:\.h)?|iostream|vector|algorithm"
-)
+_HOST_HEADER = re.compile(r"c?(?:math|stdio|stdlib|assert|float|limits|string|stddef)(?:\.h)?|iostream")
 _SIZE = re.compile(r"PA(\d+)_c")  # in the mangled name of a function of a pointer to an array of char
 _PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
 
