@@ -115,8 +115,8 @@ def check_alike(device: Any, other: Any) -> None:
         )
     if device.nbytes != other.nbytes:
         raise InvalidArgumentError(
-            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
-            f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
+            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, {other.nbytes} "
+            f"bytes of shape {tuple(other.shape)} {other.dtype} on the other: copy a part, such as buffer[:n]"
         )
     if device.shape != other.shape and device.size > 1 and not _is_raw(other):
         raise InvalidArgumentError(
