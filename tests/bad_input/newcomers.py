@@ -20,6 +20,10 @@ __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
 AIOCUDA: Any = aiocuda  # untyped, as all that follows, because a type checker refuses the mistakes
 BATCHER: Any = MicroBatcher
 ENDPOINT: Any = asgi.cancel_on_disconnect
+COUNTED: Any = Kernel("counted", source="__global__ void counted(float* x, int n) {}", host=lambda x, n: None)
+SCALED: Any = Kernel("scaled", source="__global__ void scaled(float* x, float a) {}", host=lambda x, a: None)
+PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
+SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
 KERNEL: Any = Kernel(
     "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
 )
@@ -138,6 +142,11 @@ def enter(thing: Any) -> None:
         raise AssertionError("it was entered")
 
 
+async def enter_async(thing: Any) -> None:
+    async with thing:
+        raise AssertionError("it was entered")
+
+
 async def wait_for(thing: Any) -> Any:
     return await thing
 
@@ -152,9 +161,10 @@ async def pooled(at: At, call: Callable[[Any], Any]) -> Any:
         return call(pool)
 
 
-def captured(at: At) -> Any:
+def captured(at: At, call: Callable[[Any], Any] = lambda stream: None) -> Any:
     with at.stream.capture() as graph:
         at.stream.fill(at.buffer, 0)
+        call(at.stream)
     return graph
 
 
@@ -387,13 +397,166 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "decode(sample, out), into which it writes, such as out['x'][...] = sample: this is decode(sample)",
     ),
+    "stream.record(event)": (
+        lambda at: at.stream.record(at.event),
+        InvalidTypeError,
+        "timing is True or False; to record an event again: stream.record(event=event)",
+    ),
+    "record(event=pool.borrow())": (
+        lambda at: at.stream.record(event=AIOCUDA.EventPool(at.device).borrow()),
+        InvalidTypeError,
+        "`async with pool.borrow() as event`",
+    ),
+    "extern __shared__, no shared_bytes=": (
+        lambda at: at_a_new_line("at.stream.launch(SHARED, 1, 32, at.buffer)", at),
+        RuntimeWarning,
+        "declares `extern __shared__`, and this launch has no shared_bytes=: launch it with the bytes",
+    ),
+    "extern __shared__, in a graph": (
+        lambda at: at_a_new_line("captured(at, lambda stream: stream.launch(SHARED, 1, 32, at.buffer))", at),
+        RuntimeWarning,
+        "and this launch has no shared_bytes=",
+    ),
+    "stream.capture().launch()": (
+        lambda at: at.stream.capture().launch(at.stream),
+        AttributeError,
+        "stream.capture() has no 'launch': `async with stream.capture() as graph`",
+    ),
+    "await stream.capture()": (
+        lambda at: wait_for(at.stream.capture()),
+        InvalidTypeError,
+        "stream.capture() is a block, which records a graph: `async with stream.capture() as graph`",
+    ),
+    "launch(k, x, n=4)": (
+        lambda at: at.stream.launch(COUNTED, at.buffer, n=4),
+        InvalidTypeError,
+        "counted(float* x, int n) takes 2 arguments, 1 given: pass each of them; n= is the number of threads",
+    ),
+    "launch(k, 1, 32, x, 4, n=4)": (
+        lambda at: at.stream.launch(COUNTED, 1, 32, at.buffer, 4, n=4),
+        InvalidTypeError,
+        "takes 2 arguments, 4 given: with n=, leave out grid and block",
+    ),
+    "launch(args=)": (
+        lambda at: at.stream.launch(COUNTED, 1, 32, args=(at.buffer, 4)),
+        InvalidTypeError,
+        "'args': launch takes grid=, block=, n=, shared_bytes= and label=; the kernel's own arguments have no keywords",
+    ),
+    "device.pinned(array)": (
+        lambda at: at.device.pinned(np.arange(1000)),
+        InvalidTypeError,
+        "not an array: for memory like a, device.pinned(a.shape, a.dtype); `async with device.pin(a)` locks a",
+    ),
+    "buffer[mask]": (
+        lambda at: at.buffer[np.ones(4, bool)],
+        InvalidTypeError,
+        "indexed by integers and slices, not an array or a list: a kernel takes other items, or `(await stream.d",
+    ),
+    "buffer[[1, 2]]": (
+        lambda at: at.buffer[[1, 2]],
+        InvalidTypeError,
+        "not an array or a list: a kernel takes other items",
+    ),
+    "launch(n=array)": (
+        lambda at: at.stream.launch(COUNTED, at.buffer, 4, n=np.arange(1000)),
+        InvalidTypeError,
+        "n is an integer, not an array: its number of items is array.size",
+    ),
+    "launch(float as an array)": (
+        lambda at: at.stream.launch(SCALED, 1, 32, at.buffer, np.array(2.0)),
+        InvalidTypeError,
+        "float takes a number up to 3.40282e+38, or inf or nan; array.item() is its number",
+    ),
+    "with stream.empty()": (
+        lambda at: enter(at.stream.empty(4)),
+        InvalidTypeError,
+        "needs no block: the memory is fre",
+    ),
+    "async with stream.empty()": (
+        lambda at: enter_async(at.stream.empty(4)),
+        InvalidTypeError,
+        "needs no block: the memory is freed when nothing refers to it, or by buffer.free()",
+    ),
+    "with device.pinned()": (
+        lambda at: enter(at.device.pinned(4)),
+        InvalidTypeError,
+        "needs no block: the memory is f",
+    ),
+    "async with device.pinned()": (
+        lambda at: enter_async(at.device.pinned(4)),
+        InvalidTypeError,
+        "needs no block: the memory is freed when nothing refers to it, or by buffer.free()",
+    ),
+    "with StreamPool(device)": (
+        lambda at: enter(AIOCUDA.StreamPool(at.device)),
+        InvalidTypeError,
+        "`async with aiocuda.StreamPool(device) as pool`",
+    ),
+    "async with StreamBarrier(1)": (
+        lambda at: enter_async(AIOCUDA.StreamBarrier(1)),
+        InvalidTypeError,
+        "`await barrier.wait(stream)` in each party",
+    ),
+    "StreamBarrier(device, 2)": (
+        lambda at: AIOCUDA.StreamBarrier(at.device, 2),
+        InvalidTypeError,
+        "the number of its parties, StreamBarrier(2), and each party `await barrier.wait(stream)`",
+    ),
+    "Pipeline([stage])": (
+        lambda at: AIOCUDA.Pipeline([AIOCUDA.Stage("x", items)]),
+        InvalidTypeError,
+        "a pipeline runs on an aiocuda.Device, not on list: Pipeline(device, stages)",
+    ),
+    "Pipeline(device)": (lambda at: AIOCUDA.Pipeline(at.device), InvalidTypeError, "stages is a sequence of"),
+    "TripleBuffer(buffers, device)": (
+        lambda at: AIOCUDA.TripleBuffer({"x": 4}, at.device),
+        InvalidTypeError,
+        "its depth: TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)",
+    ),
+    "DeviceBuffer(4)": (lambda at: AIOCUDA.DeviceBuffer(4), InvalidTypeError, "stream.empty(shape, dtype)"),
+    "Graph()": (lambda at: AIOCUDA.Graph(), InvalidTypeError, "`async with stream.capture() as graph`"),
+    "device.stream(non_blocking=True)": (
+        lambda at: at.device.stream(non_blocking=True),
+        InvalidTypeError,
+        "'non_blocking': each stream is already: leave it out",
+    ),
+    "graph.update(operation, a=3.0)": (
+        lambda at: captured(at).update(at.operation, a=3.0),
+        InvalidTypeError,
+        "Graph.update has no parameter 'a': the kernel's arguments have no keywords: graph.update(operation, *argument",
+    ),
+    "stream.done": (lambda at: at.stream.done, AttributeError, "stream.tail is None if all its work is done"),
+    "stream.use()": (lambda at: at.stream.use(), AttributeError, "no stream is current"),
+    "device.use()": (lambda at: at.device.use(), AttributeError, "no device is current"),
+    "device.set_current()": (lambda at: at.device.set_current(), AttributeError, "no device is current"),
+    "f'{stream.download(x):.2f}'": (
+        lambda at: f"{at.stream.download(at.buffer):.2f}",
+        InvalidTypeError,
+        "is an operation, and not its result: await it first, and use its result",
+    ),
+    "stream.launch(graph)": (
+        lambda at: at.stream.launch(captured(at)),
+        InvalidTypeError,
+        "not Graph: Kernel(name, source=source, host=function) makes one, and a graph is run by graph.launch(stream)",
+    ),
+    "stream.launch('k')": (
+        lambda at: at.stream.launch("twice", 1, 32, at.buffer),
+        InvalidTypeError,
+        "not str: Kernel(name, source=source, host=function) makes one",
+    ),
+    "device.load([k])": (lambda at: at.device.load([KERNEL]), InvalidTypeError, "not list: device.load(*kernels)"),
+    "launch(k, 0, 32, x)": (
+        lambda at: at.stream.launch(KERNEL, 0, 32, at.buffer),
+        InvalidArgumentError,
+        "launch(kernel, *arguments, n=0) launches nothing",
+    ),
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 
 
-def at_a_new_line(call: str) -> Any:
+def at_a_new_line(call: str, at: At | None = None) -> Any:
     """Evaluate a call. A warning is given once for each line of a program."""
-    return eval(compile(call, f"/program/{time.monotonic_ns()}.py", "eval"), globals())
+    return eval(compile(call, f"/program/{time.monotonic_ns()}.py", "eval"), {**globals(), "at": at})
 
 
 def quiet(opening: Any) -> Any:

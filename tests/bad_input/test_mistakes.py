@@ -197,7 +197,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], type[Exception], str]] = {
     "launch(x=)": (
         lambda at: launch(at, x=1),
         InvalidTypeError,
-        "Stream.launch has no parameter 'x': launch takes sha",
+        "Stream.launch has no parameter 'x': launch takes gri",
     ),
     "device.event()": (lambda at: at.device.event(), AttributeError, "stream.record() returns an event"),
     "aiocuda.DataLoader": (lambda at: AIOCUDA.DataLoader, AttributeError, "`from aiocuda.data import DataLoader`"),

@@ -21,6 +21,7 @@ from aiocuda.cluster._cluster import Cluster, ReplicaHandle
 from aiocuda.coordination._bracket import Bracket
 from aiocuda.coordination._node import Node
 from aiocuda.data._sync_batch import SyncArray
+from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
@@ -95,7 +96,7 @@ async def test_another_attribute_error_of_the_function_is_left_alone(at: At) -> 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Cluster, Device, DeviceMemory, aiocuda.Event),
+        *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Capture, Cluster, Device, DeviceMemory, aiocuda.Event),
         *(aiocuda.EventPool, Gathering),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),

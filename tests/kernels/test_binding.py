@@ -50,6 +50,12 @@ def test_a_wrong_count_shows_the_signature(given: tuple[int, ...]) -> None:
 # Pointers
 
 
+def test_a_host_array_has_one_error() -> None:
+    with pytest.raises(InvalidTypeError, match="the device cannot reach a host array") as caught:
+        bound("float* x", np.ones(4, np.float32))
+    assert caught.value.__suppress_context__  # the AttributeError of the fast path is not shown above it
+
+
 @pytest.mark.parametrize(
     ("parameter", "accepted", "refused"),
     [

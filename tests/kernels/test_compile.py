@@ -6,11 +6,19 @@ import asyncio
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aiocuda import Kernel
-from aiocuda.errors import BusyError, CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
+from aiocuda.errors import (
+    BusyError,
+    CompileError,
+    CompilerNotFoundError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedError,
+)
 from aiocuda.kernels import Compilation
 from tests.driver.cuda.test_compiler import needs_nvrtc
 
@@ -71,11 +79,39 @@ def test_headers_of_the_kernel_are_found(tmp_path: Path) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.parametrize(
+    ("header", "cure"),
+    [
+        *((name, rf"leave {name} out") for name in ("math.h", "cmath", "stdio.h", "cstdio", "assert.h", "float.h")),
+        ("curand_kernel.h", r"name the directory of curand_kernel.h: Kernel\(…, include_dirs=\[path\]\)"),
+    ],
+)
+def test_missing_header_has_its_cure(header: str, cure: str) -> None:
+    with pytest.raises(CompileError, match=cure):
+        Kernel("f", source=f"#include <{header}>\n__global__ void f() {{ }}").compile()
+
+
+@needs_nvrtc
+def test_what_host_headers_declare_is_built_in() -> None:
+    source = """#include <cuda/std/limits>
+    __global__ void f(float* x) { assert(x); x[0] = sqrtf(cuda::std::numeric_limits<float>::max()); printf("%f", *x); }
+    """
+    assert Kernel("f", source=source).compile().registers
+
+
+@pytest.mark.parametrize("arch", [90, (9, 0), None])
+def test_architecture_is_a_string(arch: object) -> None:
+    unchecked: Any = arch
+    with pytest.raises(InvalidTypeError, match="is no architecture: it is a str such as 'sm_90'"):
+        Kernel("f", source="__global__ void f() { }").compile(unchecked)
+
+
+@needs_nvrtc
 def test_errors_are_those_of_a_launch() -> None:
     with pytest.raises(CompileError, match="no_such_name") as caught:
         Kernel("f", source="__global__ void f() { no_such_name(); }").compile()
     assert "no_such_name" in caught.value.log
-    with pytest.raises(UnsupportedError, match="does not compile for sm_35"):
+    with pytest.raises(UnsupportedError, match=r"does not compile for sm_35: .*The lowest of CUDA 13 is sm_75"):
         Kernel("f", source="__global__ void f() { }").compile("sm_35")
     with pytest.raises(InvalidArgumentError, match="is no architecture"):
         Kernel("f", source="__global__ void f() { }").compile("90")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiocuda.errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from aiocuda.kernels._source import MAX_SOURCE_BYTES, find_kernel, read_source, refuse_includes
+from aiocuda.kernels._source import MAX_SOURCE_BYTES, find_kernel, has_dynamic_shared, read_source, refuse_includes
 
 
 @pytest.mark.parametrize(
@@ -269,3 +269,23 @@ def test_a_hostile_source_takes_linear_time(piece: str) -> None:
     text = piece * (2**20 // len(piece))
     with pytest.raises(CompileError):
         find_kernel(text, "f")
+
+
+DYNAMIC = "extern __shared__ float part[];"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"__global__ void f(float* x) {{ {DYNAMIC} }}", True),
+        (f"template <class T> __global__ void f(T* x) {{ if (x) {{ }} {DYNAMIC} }}", True),
+        (f"__global__ void f(float* x); __global__ void f(float* x) {{ {DYNAMIC} }}", True),
+        (f"__global__ void f(float* x) {{ }} __global__ void g(float* x) {{ {DYNAMIC} }}", False),
+        (f"__global__ void f(float* x) {{ }} __device__ void help() {{ {DYNAMIC} }}", False),
+        ("__global__ void f(float* x) { __shared__ float part[256]; }", False),
+        (f"__global__ void f(float* x) {{ /* {DYNAMIC} */ }}", False),
+        (f"__global__ void f(float* x) {{ {DYNAMIC}", True),
+    ],
+)
+def test_dynamic_shared_memory_of_a_kernel_is_found(text: str, found: bool) -> None:
+    assert has_dynamic_shared(text, "f") is found

@@ -156,7 +156,7 @@ async def test_one_view_of_many_counts(device: Device) -> None:
 
 async def test_view_outlives_its_device() -> None:
     with Peer() as peer:
-        with pytest.warns(CleanupWarning, match="1 arrays of managed memory outlive their device"):
+        with pytest.warns(CleanupWarning, match=r"1 arrays of managed memory outlive their device.*`del array`"):
             async with aiocuda.open_device(driver=peer.driver) as device:
                 view = device.unified(100, np.int32).array
                 view[:] = 7

@@ -532,7 +532,7 @@ async def test_iterations_by_themselves(device: Device, latch: Latch) -> None:
 
 async def test_bad_pipelines_are_refused(device: Device) -> None:
     wrong: Any = 7
-    with pytest.raises(InvalidTypeError, match=r"an aiocuda\.Device, not int"):
+    with pytest.raises(InvalidTypeError, match=r"an aiocuda\.Device, not on int"):
         Pipeline(wrong, stages())
     with pytest.raises(InvalidArgumentError, match="at least one stage"):
         Pipeline(device, [])

@@ -211,6 +211,10 @@ async def await_of_a_buffer(device: aiocuda.Device, stream: Stream) -> None:
     await stream.empty(4)
 
 
+async def array_outlives_the_device(device: aiocuda.Device, stream: Stream) -> None:
+    KEPT.append(device.unified(4).array)
+
+
 async def mistake(name: str, device: aiocuda.Device, stream: Stream) -> None:
     """Make a mistake of newcomers."""
     buffer = stream.empty(4)
@@ -219,12 +223,15 @@ async def mistake(name: str, device: aiocuda.Device, stream: Stream) -> None:
         await result
 
 
+#: Arrays that live on when their device is closed.
+KEPT: list[object] = []
+
 PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
     source_written,
     *(task_of_an_operation, name_of_a_subpackage, keyword_of_another_library, loop_without_readers),
-    *(label_without_a_block, await_of_a_buffer),
+    *(label_without_a_block, await_of_a_buffer, array_outlives_the_device),
     *(functools.partial(mistake, name) for name in MISTAKES),
 ]
 

@@ -29,7 +29,9 @@ def _as_extent(value: object) -> int:
     try:
         extent = operator.index(value)  # type: ignore[arg-type]  # refusing the wrong type is its job
     except TypeError:
-        raise InvalidTypeError(f"a size must be an integer, not {value!r}") from None
+        like = "an array: for memory like a, device.pinned(a.shape, a.dtype); `async with device.pin(a)` locks a itself"
+        given = like if getattr(value, "shape", None) else repr(value)
+        raise InvalidTypeError(f"a size must be an integer, not {given}") from None
     if extent < 0:
         raise InvalidArgumentError(f"a size must not be negative, and this is {extent}", size=extent)
     return extent
@@ -114,8 +116,8 @@ def check_alike(device: Any, other: Any) -> None:
         )
     if device.nbytes != other.nbytes:
         raise InvalidArgumentError(
-            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
-            f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
+            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, {other.nbytes} "
+            f"bytes of shape {tuple(other.shape)} {other.dtype} on the other: copy a part, such as buffer[:n]"
         )
     if device.shape != other.shape and device.size > 1 and not _is_raw(other):
         raise InvalidArgumentError(

@@ -39,7 +39,8 @@ def flag(value: object, name: str) -> bool:
 def check_integer(value: object, name: str) -> None:
     """Raise `InvalidTypeError` unless the argument is an int. A bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+        given = "an array: its number of items is array.size" if getattr(value, "shape", None) else repr(value)
+        raise InvalidTypeError(f"{name} is an integer, not {given}")
 
 
 def as_integer(value: object) -> Any:

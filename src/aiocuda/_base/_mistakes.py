@@ -87,8 +87,8 @@ def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
             setattr(cls, name, refuse)
         for name, each in {**dict.fromkeys(more, cure), **cures}.items():
             setattr(cls, name, functools.partialmethod(_refuse, each))
-            if name == "__enter__":  # `with` looks for both
-                cls.__exit__ = cls.__enter__
+            if name in ("__enter__", "__aenter__"):  # `with` looks for both
+                setattr(cls, name.replace("enter", "exit"), vars(cls)[name])
             elif name == "__call__":
                 cls._is_function = False  # see `is_function`
         return cls

@@ -39,6 +39,13 @@ class Form(NamedTuple):
     missing: str | None
     modules: tuple[ModuleType, ...]
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why the core cannot be compiled on this machine; None if it can be."""
+        from .build import can_compile  # imported here, because only `aiocuda doctor` asks
+
+        return can_compile()
+
 
 @functools.cache
 def form() -> Form:

@@ -203,6 +203,11 @@ class Operation(Generic[T_co]):
         name = kind if label is None else f"{kind} {shown(label)}"
         return f"<Operation {number} {name} on {self.stream_name}: {self.seen_state}>"
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise InvalidTypeError(f"{self!r} is an operation, and not its result: {_AWAIT}")
+        return str(self)
+
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._base._checks import check_integer, check_timeout
 from .._base._deadlock import waiting
-from .._base._mistakes import lacks
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..completion import Operation
@@ -27,8 +27,11 @@ from ._group import StreamGroup
 
 __all__ = ["StreamBarrier"]
 
+_PARTIES = "a barrier takes the number of its parties, StreamBarrier(2), and each party `await barrier.wait(stream)`"
+
 
 @lacks
+@refuses(__aenter__="needs streams, so it is no block: `await barrier.wait(stream)` in each party")
 class StreamBarrier(ProcessLocal):
     """A point that all parties reach before any of them continues, on the device and on the host.
 
@@ -53,6 +56,7 @@ class StreamBarrier(ProcessLocal):
         How many parties meet, 1 or more.
     """
 
+    @keywords(_PARTIES, _PARTIES)
     def __init__(self, parties: int) -> None:
         check_integer(parties, "parties")
         if parties < 1:

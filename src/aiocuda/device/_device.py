@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
-from .._base._mistakes import lacks, or_none, refuses
+from .._base._mistakes import keywords, lacks, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
@@ -148,6 +148,10 @@ class Device(Owner):
 
     # -- streams -------------------------------------------------------------------------------------------------
 
+    @keywords(
+        "stream takes priority=, name= and submit_ahead=",
+        non_blocking="each stream is already: leave it out",
+    )
     def stream(
         self, priority: Priority = "normal", name: str | None = None, submit_ahead: int = SUBMIT_AHEAD
     ) -> Stream:
@@ -188,7 +192,8 @@ class Device(Owner):
         """
         for kernel in kernels:
             if not isinstance(kernel, Kernel):
-                raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
+                kind = type(kernel).__name__
+                raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {kind}: device.load(*kernels)")
         loop_state = self._resources.loop_state()
         new = [kernel for kernel in kernels if kernel.loaded(self.driver, self.index) is None]
         if new:

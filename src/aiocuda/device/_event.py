@@ -223,9 +223,12 @@ def record_event(queue: Ring, timing: bool = False, event: Event | None = None) 
     """Do the same as `Stream.record`, without the stream's hook."""
     queue.check()
     if event is None:
+        if timing is not False and isinstance(timing, Event):
+            raise InvalidTypeError("timing is True or False; to record an event again: stream.record(event=event)")
         event = Event(queue.device_state, flag(timing, "timing"))
     elif not isinstance(event, Event):
-        raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
+        cure = "an event of a pool: `async with pool.borrow() as event`"
+        raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}; {cure}")
     elif event._device_state is not queue.device_state:
         raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
     elif not event.timing and flag(timing, "timing"):

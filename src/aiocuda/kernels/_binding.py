@@ -61,7 +61,7 @@ def _pointer(parameter: Parameter, where: str) -> Converter:
 
     def check(value: Any) -> Any:
         if not hasattr(value, "_argument"):
-            raise _no_buffer(value, where)
+            raise _no_buffer(value, where) from None
         if not parameter.accepts(value.dtype):
             wanted = " or ".join(sorted(parameter.accepted or ()))
             raise InvalidTypeError(
@@ -182,7 +182,8 @@ def _integral(value: Any, where: str, rule: str) -> int:
         return operator.index(value)
     except TypeError:
         check_awaited(value, where)
-        raise InvalidTypeError(f"{where} is {_described(value)}: {rule}") from None
+        cure = "; array.item() is its number" if isinstance(value, np.ndarray) and value.size == 1 else ""
+        raise InvalidTypeError(f"{where} is {_described(value)}: {rule}{cure}") from None
 
 
 def _described(value: Any) -> str:

@@ -49,8 +49,9 @@ def _extent(what: str, value: Any, limits: Dim3, device: str) -> Dim3:
     if 1 <= x <= limits[0] and 1 <= y <= limits[1] and 1 <= z <= limits[2]:
         return x, y, z
     axis = next(axis for axis in range(3) if not 1 <= sizes[axis] <= limits[axis])
+    cure = ". launch(kernel, *arguments, n=0) launches nothing" * (what == "grid" and sizes[axis] == 0)
     raise InvalidArgumentError(
-        f"{what}.{'xyz'[axis]} is {sizes[axis]}; {device} takes 1 to {limits[axis]}", limit=limits[axis]
+        f"{what}.{'xyz'[axis]} is {sizes[axis]}; {device} takes 1 to {limits[axis]}{cure}", limit=limits[axis]
     )
 
 

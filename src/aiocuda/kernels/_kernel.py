@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, Self
 
 from .._base._checks import is_coroutine_function, is_function
 from .._base._mistakes import keywords, lacks, refuses
+from .._base._types import SourceLine
 from ..completion._waiting_calls import WaitingCalls
 from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, check_structures, converters
 from ._object_code import check_object_code, read_object_code
 from ._signature import Signature
-from ._source import find_kernel, read_parameters, read_source, refuse_includes
+from ._source import find_kernel, has_dynamic_shared, read_parameters, read_source, refuse_includes
 
 __all__ = ["Compilation", "Kernel"]
 
@@ -125,7 +126,7 @@ class Kernel:
 
     __slots__ = (
         *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_origins", "_sizes"),
-        "_takes_grid",
+        *("_has_dynamic_shared", "_takes_grid"),
         *("host", "host_seconds", "signature"),
     )
 
@@ -159,6 +160,7 @@ class Kernel:
         names = dict.fromkeys(parameter.structure for parameter in signature.parameters if parameter.structure)
         code = CudaSource(qualified, text, directories, includes, _options(options), tuple(names))
         self._set_up(code, signature, host, host_seconds)
+        self._has_dynamic_shared = has_dynamic_shared(text, name)
 
     @classmethod
     def from_cuda_core(cls, kernel: Any, parameters: str, host: Callable[..., object] | None = None) -> Self:
@@ -261,6 +263,7 @@ class Kernel:
         self.host = host
         self.host_seconds = _seconds(host_seconds)
         self._code = code
+        self._has_dynamic_shared = False
         self._sizes: dict[str, int] = {}  # of structures, once it has been compiled
         self._convert = converters(self.signature, self._sizes)
         self._lock = threading.Lock()
@@ -444,6 +447,22 @@ def kernel_of_ptx(
 def converters_of(kernel: Kernel) -> tuple[Converter, ...]:
     """Return the functions that check and convert the kernel's arguments, one for each parameter."""
     return kernel._convert
+
+
+def no_kernel(given: object) -> InvalidTypeError:
+    """Return the error for a launch of something else."""
+    cure = "Kernel(name, source=source, host=function) makes one, and a graph is run by graph.launch(stream)"
+    return InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(given).__name__}: {cure}")
+
+
+def check_shared_bytes(kernel: Kernel, shared_bytes: int) -> None:
+    """Warn if a launch gives no dynamic shared memory to a kernel that declares some: a GPU would fault."""
+    if kernel._has_dynamic_shared and not shared_bytes:
+        SourceLine.of_caller().warn(
+            f"{kernel!r} declares `extern __shared__`, and this launch has no shared_bytes=: launch it with the bytes, "
+            "such as shared_bytes=4 * block for one float of each thread",
+            RuntimeWarning,
+        )
 
 
 def _check_name(name: object, parameters: object) -> None:

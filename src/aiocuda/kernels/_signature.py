@@ -52,10 +52,15 @@ class Signature:
     def count_error(self, arguments: Sequence[Any]) -> InvalidTypeError:
         """Return the error for a launch with too few or too many arguments."""
         expected, given = len(self.parameters), len(arguments)
-        packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
+        cure = ""
+        if given == 1 and isinstance(arguments[0], (tuple, list)):  # as CuPy's kernels take them
+            cure = ": pass them one by one after the block, launch(kernel, grid, block, *arguments)"
+        elif given == expected - 1 and not self.parameters[-1].is_pointer:
+            cure = ": pass each of them; n= is the number of threads, and is not passed to the kernel"
+        elif given == expected + 2 and not any(hasattr(each, "_argument") for each in arguments[:2]):
+            cure = ": with n=, leave out grid and block, launch(kernel, *arguments, n=count, block=256)"
         return InvalidTypeError(
-            f"{self} takes {expected} argument{'s' * (expected != 1)}, {given} given"
-            + ": pass them one by one after the block, launch(kernel, grid, block, *arguments)" * packed,
+            f"{self} takes {expected} argument{'s' * (expected != 1)}, {given} given{cure}",
             expected=expected,
             given=given,
         )

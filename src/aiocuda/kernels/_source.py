@@ -12,7 +12,7 @@ from ..errors import CompileError, InvalidArgumentError, InvalidTypeError, Unsup
 from ._object_code import kind_of
 from ._signature import Parameter, Signature, pointer, scalar
 
-__all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_parameters", "read_source", "refuse_includes"]
+__all__ = ["MAX_SOURCE_BYTES", "find_kernel", "has_dynamic_shared", "read_parameters", "read_source", "refuse_includes"]
 
 MAX_SOURCE_BYTES = 16 << 20
 
@@ -32,6 +32,7 @@ _BLANKED = re.compile(
 _DIRECTIVE = re.compile(r"^[ \t\f\v]*(?:\#|%:)[ \t]*(?P<name>\w*)[^\n]*", re.MULTILINE)
 _STATEMENT = re.compile(r"[^;{}]+")
 _SCOPE = re.compile(r"\bnamespace\b(?P<names>[^;{}()=]*)\{|(?P<brace>[{}])")
+_BODY = re.compile(r"[{}]|\bextern\s+__shared__\b")
 _ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 _TOKEN = re.compile(r"(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*|\.\.\.|\S")
 
@@ -145,6 +146,25 @@ def find_kernel(text: str, name: str, parameters: str | None = None) -> tuple[st
         raise UnsupportedError(f"kernel {name!r} is ambiguous: the source declares {choices}; give each its own name")
     ((qualified, _), signature), *_ = found.items()
     return qualified, signature
+
+
+def has_dynamic_shared(text: str, name: str) -> bool:
+    """Return whether the body of a kernel declares dynamic shared memory: ``extern __shared__``."""
+    if "__shared__" not in text:
+        return False
+    spelled = re.compile(rf"\b{name.partition('<')[0].strip()}\s*\(")
+    for part in _DIRECTIVE.sub("", _blank(text)).split("__global__")[1:]:
+        head, _, body = part.partition("{")
+        if ";" in head or not spelled.search(head):
+            continue
+        depth = 1
+        for mark in _BODY.finditer(body):
+            depth += {"{": 1, "}": -1}.get(mark[0], 0)
+            if not depth:
+                break
+            if mark[0] not in "{}":
+                return True
+    return False
 
 
 def read_parameters(name: str, parameters: str) -> Signature:

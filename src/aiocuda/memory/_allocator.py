@@ -380,7 +380,10 @@ class DeviceMemory(MemoryFields):
         self.abandon()
         viewed, free_managed = self.managed.close(reactor)
         if viewed:
-            text = f"{viewed} arrays of managed memory outlive their device: their memory stays allocated"
+            text = (
+                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated; drop "
+                "the arrays, such as buffer.array, before the block of the device ends (`del array`)"
+            )
             warnings.warn(text, CleanupWarning, stacklevel=2)
         held = self.exports.addresses() & self.live.keys()
         if held:

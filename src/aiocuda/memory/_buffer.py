@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import refuses
+from .._base._mistakes import or_none, refuses
 from .._base._names import CURES
 from .._base._types import Span
 from .._core import HasOperation, Operation, StreamOperation
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from ._managed import ManagedPool
     from .interchange._foreign import ForeignMemory
 
-__all__ = ["DeviceBuffer", "block_of", "offset_of"]
+__all__ = ["NO_BLOCK", "DeviceBuffer", "block_of", "offset_of"]
+
+#: The cure for `with` and `async with` of a buffer.
+NO_BLOCK = "needs no block: the memory is freed when nothing refers to it, or by buffer.free()"
 
 
 @refuses(
     "has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`",
-    "__float__", "__int__",
+    "__float__", "__int__", __enter__=NO_BLOCK, __aenter__=NO_BLOCK,
 )  # fmt: skip
 class DeviceBuffer:
     """Device memory as a C-contiguous array.
@@ -48,6 +51,7 @@ class DeviceBuffer:
 
     __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
 
+    @or_none
     def __init__(
         self,
         memory: DeviceMemory | ManagedPool | ForeignMemory,
@@ -62,7 +66,11 @@ class DeviceBuffer:
         self._offset = offset
         self.shape = shape
         self.dtype = dtype
-        self.nbytes = math.prod(shape) * dtype.itemsize if nbytes is None else nbytes
+        if nbytes is None:
+            if shape is None:
+                raise InvalidTypeError("a buffer is made by a stream: stream.empty(shape, dtype)")
+            nbytes = math.prod(shape) * dtype.itemsize
+        self.nbytes = nbytes
 
     #: The driver's kernel argument. `__getattr__` makes it at the first launch: many buffers are only copied.
     _argument: object
@@ -383,7 +391,11 @@ def _range(part: Any, extent: int) -> tuple[int, int]:
             raise TypeError
         start = operator.index(part)
     except TypeError:
-        raise InvalidTypeError(f"a buffer is indexed by integers and slices, not {part!r}") from None
+        given = "an array or a list" if isinstance(part, (list, np.ndarray)) else repr(part)
+        raise InvalidTypeError(
+            f"a buffer is indexed by integers and slices, not {given}: a kernel takes other items, or "
+            "`(await stream.download(buffer))[index]`"
+        ) from None
     if not -extent <= start < extent:
         raise InvalidArgumentError(f"index {start} is out of range for a dimension of {extent}")
     return start % extent, 1

@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from .._base._arrays import address_of
 from .._base._failure import raisable
+from .._base._mistakes import refuses
 from .._base._types import Span
 from ..completion._device_state import DeviceState
 from ..completion._reactor import Reactor
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ._block import Block, DroppedBlock
+from ._buffer import NO_BLOCK
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._region import Region
 
@@ -210,6 +212,7 @@ class PinnedPool:
         return unpin
 
 
+@refuses(__enter__=NO_BLOCK, __aenter__=NO_BLOCK)
 class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     """Page-locked host memory as a NumPy array.
 

@@ -19,7 +19,7 @@ from ._slot import Slot
 __all__ = ["Launch", "SlotBuffer"]
 
 
-_LAUNCH = "it takes shared_bytes=, n= and block=; the kernel's own arguments have no keywords"
+_LAUNCH = "it takes grid=, block=, n= and shared_bytes=; the kernel's own arguments have no keywords"
 
 
 class SlotBuffer:

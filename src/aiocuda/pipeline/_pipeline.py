@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._base._generic import Generic, Item, Result
-from .._base._mistakes import lacks
+from .._base._mistakes import lacks, or_none
 from .._base._owner import Outcome, Owner
 from .._base._processor import last_level_cache, processors_within_quota
 from .._base._scope import Scope
@@ -81,6 +81,7 @@ class Pipeline(Owner, Generic[Item, Result]):
         device or no stage; a stage to be replayed that awaits.
     """
 
+    @or_none
     def __init__(
         self,
         device: Device,
@@ -91,7 +92,8 @@ class Pipeline(Owner, Generic[Item, Result]):
         replay: bool | Sequence[str] = False,
     ) -> None:
         if not isinstance(device, Device):
-            raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not {type(device).__name__}")
+            kind = type(device).__name__
+            raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not on {kind}: Pipeline(device, stages)")
         self.device = device
         self._device_resources = resources_of(device)
         plan = Plan(stages, streams, replay)

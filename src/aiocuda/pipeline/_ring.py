@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import lacks
+from .._base._mistakes import keywords, lacks
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -97,6 +97,10 @@ class TripleBuffer(Owner):
         The device has not enough memory for ``buffers``.
     """
 
+    @keywords(
+        "TripleBuffer takes depth=, buffers=, device= and now=",
+        "by position, a ring takes its depth: TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)",
+    )
     def __init__(
         self,
         depth: int = 3,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import Priority, SourceLine
@@ -55,6 +55,7 @@ class StreamPoolStatistics(NamedTuple):
 
 
 @lacks
+@refuses(__enter__="is closed by `async with`, not `with`: `async with aiocuda.StreamPool(device) as pool`")
 class StreamPool(Owner):
     """Streams of one device, leased to the coroutines of one event loop.
 

@@ -47,7 +47,7 @@ async def check_core(machine: Machine) -> Result:
     form = form_of_core()
     facts = [f"the core is {'compiled' if form.name == 'compiled' else 'in Python'}"]
     if form.missing is not None:
-        facts.append(f"{form.missing}: {_BUILD}")
+        facts.append(f"{form.missing}: {form.obstacle or _BUILD}")
     if form.missing is None or machine.used != "cuda":
         return Result(facts)
     text = "launches and awaits take more time of the host than with the compiled core"

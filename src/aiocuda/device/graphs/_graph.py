@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..._base._failure import Failure
-from ..._base._mistakes import lacks, or_none, refuses
+from ..._base._mistakes import keywords, lacks, or_none, refuses
 from ..._base._types import ProcessLocal, SourceLine
 from ..._core import QUEUED, Operation, Ring, StreamOperation, new_operation
 from ...completion._host_queue import Every, Gate, Submitted
@@ -137,7 +137,10 @@ class Graph(ProcessLocal):
     __slots__ = ("__weakref__", "_blocks", "_closed", "_home", "_last", "_nodes", "_resources", "_token", "_version",
                  "_writer", "_writes", "_writes_entered")  # fmt: skip
 
+    @or_none
     def __init__(self, resources: DeviceResources, queue: Ring) -> None:
+        if not isinstance(resources, DeviceResources):
+            raise InvalidTypeError("a graph is recorded: `async with stream.capture() as graph`")
         self._resources = resources
         self._home = queue
         self._token: object = None  # identifies the operations that were captured into it
@@ -359,6 +362,7 @@ class Graph(ProcessLocal):
                 self._resources.host_writes.add(*memory, cast("StreamOperation[Any]", self._writer))
         self._writes_entered = writes
 
+    @keywords("the kernel's arguments have no keywords: graph.update(operation, *arguments), with all of them")
     def update(
         self, operation: Operation[Any], *args: Any, grid: Any = None, block: Any = None, shared_bytes: Any = None
     ) -> None:
@@ -432,6 +436,8 @@ class Graph(ProcessLocal):
         return f"<Graph of {self._home.name}: {state}>"
 
 
+@lacks
+@refuses(__await__="is a block, which records a graph: `async with stream.capture() as graph`")
 class Capture:
     """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
 
@@ -476,3 +482,6 @@ class Capture:
         self.__exit__(kind, *exc)
         if kind is None:
             await self._graph
+
+    def __repr__(self) -> str:
+        return "stream.capture()"

@@ -16,6 +16,7 @@ from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidTypeError, UnsupportedError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
+from ...kernels._kernel import check_shared_bytes, no_kernel
 from ...memory._block import Block
 from ...memory._buffer import DeviceBuffer, block_of
 from ...memory._pinned import PinnedBuffer, pinned_block_of
@@ -68,8 +69,9 @@ def launch_node(
     resources: DeviceResources, kernel: Any, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: Any
 ) -> GraphNode:
     if not isinstance(kernel, Kernel):
-        raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
+        raise no_kernel(kernel)
     extents = check_extent(grid, block, shared_bytes, resources.properties)
+    check_shared_bytes(kernel, shared_bytes)
     values = tuple(kernel.bind(args))
     blocks = [
         block_of(args[index]) for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer

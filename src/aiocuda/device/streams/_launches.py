@@ -12,10 +12,10 @@ from ..._base._label import labelled
 from ..._base._types import Dim3
 from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring, StreamOperation
 from ...completion._host_queue import Every
-from ...errors import BusyError, ClosedError, InvalidTypeError
+from ...errors import BusyError, ClosedError
 from ...kernels import Kernel
 from ...kernels._extent import check_extent
-from ...kernels._kernel import converters_of
+from ...kernels._kernel import check_shared_bytes, converters_of, no_kernel
 from ...memory._block import Block
 from ...memory._buffer import block_of
 from .._resources import DeviceResources
@@ -131,10 +131,11 @@ class Launches(LaunchFields):
     ) -> StreamOperation[None]:
         """Bind a launch that is new to this stream, and enqueue it; if need be, after the load of its kernel."""
         if not isinstance(kernel, Kernel):
-            raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
+            raise no_kernel(kernel)
         queue, resources = self._queue, self._resources
         queue.check()
         extents = check_extent(grid, block, shared_bytes, resources.properties)
+        check_shared_bytes(kernel, shared_bytes)
         pointers = tuple(index for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer)
         estimate = queue.device_state.predictor.estimate((kernel, extents, shared_bytes), kernel.name)
         function = kernel.loaded(resources.driver, resources.index)
@@ -155,7 +156,7 @@ class Launches(LaunchFields):
     def check_empty(self, kernel: Any, block: Any, args: tuple[Any, ...], shared_bytes: Any) -> None:
         """Check a launch of no blocks as every other one."""
         if not isinstance(kernel, Kernel):
-            raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
+            raise no_kernel(kernel)
         check_extent(1, block, shared_bytes, self._resources.properties)
         kernel.bind(args)
 

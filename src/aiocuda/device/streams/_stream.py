@@ -54,7 +54,7 @@ __all__ = ["CheckedStream", "Stream", "StreamView", "launch_converted", "open_st
 
 _CURE = "use `async with device.stream() as stream`, or keep it as long as the device"
 
-_LAUNCH = "launch takes shared_bytes=, label=, n= and block=; the kernel's own arguments have no keywords"
+_LAUNCH = "launch takes grid=, block=, n=, shared_bytes= and label=; the kernel's own arguments have no keywords"
 _LAUNCH_KEYWORDS = {
     "cluster": "write `__cluster_dims__(x, y, z)` after `__global__` in the kernel's source",
     "cooperative": "no launch of this library is cooperative. Split the kernel where its blocks wait for each other, "

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._base._extras import install
-from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
+from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ..protocol import CompiledKernel, CudaSource
 from ._cache import ProgramCache
 
@@ -39,6 +39,8 @@ _CACHE_FORMAT: Final = 1  # to be increased when a key, an entry or an option ch
 
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
 _INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
+_MISSING = re.compile(r'cannot open source file "([^"]+)"')
+_HOST_HEADER = re.compile(r"c?(?:math|stdio|stdlib|assert|float|limits|string|stddef)(?:\.h)?|iostream")
 _SIZE = re.compile(r"PA(\d+)_c")  # in the mangled name of a function of a pointer to an array of char
 _PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
 
@@ -104,6 +106,8 @@ def report_cuda(source: CudaSource, arch: str) -> tuple[str, int, int]:
 
 def _plan(source: CudaSource, arch: str) -> tuple[str, list[str], tuple[str, ...], bool]:
     """Return NVRTC's path and options, CUDA's directories, and whether all included files are CUDA's own."""
+    if not isinstance(arch, str):
+        raise InvalidTypeError(f"{arch!r} is no architecture: it is a str such as 'sm_90', for compute capability 9.0")
     if not _ARCHITECTURE.fullmatch(arch):
         raise InvalidArgumentError(f"{arch!r} is no architecture: it takes one such as 'sm_90'")
     library = _library()
@@ -207,10 +211,21 @@ def _compile(
         return CompiledKernel(image, symbol, sizes=tuple(int(_SIZE.findall(each)[-1]) for each in mangled)), log
     if answer["result"] == "NVRTC_ERROR_INVALID_OPTION":
         chosen = f" with {' '.join(source.options)}" if source.options else ""
-        raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}{chosen}: {log.strip()}")
+        raise UnsupportedError(
+            f"the NVRTC at {library} does not compile for {arch}{chosen}: {log.strip()}. The lowest of CUDA 13 is sm_75"
+        )
     closed = "" if source.includes else " (includes=False, so it can open no file)"
+    cure = ""
+    if source.includes and (missing := _MISSING.search(log)):
+        cure = f"\nname the directory of {missing[1]}: Kernel(…, include_dirs=[path])"
+        if _HOST_HEADER.fullmatch(missing[1]):
+            cure = (
+                f"\nNVRTC has no headers of the host: leave {missing[1]} out. Math functions, printf and assert are "
+                "built in, and the limits of types are in CUDA's <cuda/std/limits>"
+            )
     raise CompileError(
-        f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n{log[:_MESSAGE_CHARACTERS]}",
+        f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n"
+        f"{log[:_MESSAGE_CHARACTERS]}{cure}",
         log=log,
     )
 
