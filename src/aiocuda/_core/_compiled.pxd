@@ -220,14 +220,14 @@ cdef class BoundCopy(BoundCall):
     @cython.locals(queue=Ring, used=StreamOperation)
     cpdef repeat(self, object device, object host)
 
-cdef class LaunchFields:
-    cdef public BoundLaunch last
+cdef class NewestLaunch:
+    cdef public BoundLaunch bound
     cdef public object kernel, grid, block, shared_bytes
     cdef public long long launches
 
 cdef class EnqueuingStream:
-    cdef public object _hook, _transfers
-    cdef public LaunchFields _launches
+    cdef public object _hook, _launches, _transfers
+    cdef public NewestLaunch _newest
 
 cdef class Chain:
     cdef tuple _functions, _names, _queues, _streams
@@ -248,13 +248,13 @@ cdef class BoundJoin:
     @cython.locals(queue=Ring)
     cdef bint _others_wait_in_c(self, Lease event) except -1
 
-cdef class MemoryFields:
-    cdef public object driver, device_state, free_lists
-    cdef public dict live
-    cdef public long long live_bytes, peak_bytes
-    cdef object _block_class, _device
+@cython.final
+cdef class LiveBlocks:
+    cdef readonly dict records
+    cdef readonly long long nbytes, peak_bytes
+    cdef object _block_class, _device, _driver, _free_lists, _owner
     cdef long long _largest, _most_kept
-    cdef dict _lists, _sizes, _records
+    cdef dict _kept, _lists, _sizes
     @cython.locals(of_stream=dict, addresses=list, block=BlockFields)
     cpdef take(self, Ring queue, object nbytes, object shape, object dtype)
     @cython.locals(queue=Ring, of_stream=dict, addresses=list, record=tuple, size=cython.longlong)
