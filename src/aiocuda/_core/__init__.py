@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._block_fields import BlockFields
     from ._bound_call import BoundCall, BoundCopy, BoundJoin, BoundLaunch, Chain
     from ._enqueuing_stream import EnqueuingStream, NewestLaunch
-    from ._estimate import INSTANT, Estimate
+    from ._estimate import INSTANT, Estimate, Outlook
     from ._gather import Gathering, gather
     from ._hot import Countdown, DeviceHot, Lease, ReactorHot, Turn, Watch
     from ._live_blocks import LiveBlocks
@@ -57,9 +57,9 @@ else:
 
 __all__ = [
     "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "ENDED", "FAILED", "FAULTED", "INACTIVE", "INSTANT",
-    "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
-    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "CopyOut", "Countdown", "DeviceHot",
-    "EnqueuingStream", "Estimate", "Extra", "Gathering", "HasOperation", "Lease", "LiveBlocks",
-    "Native", "NewestLaunch", "Obstacle", "Operation", "ReactorHot", "Ring", "State", "StreamOperation", "Turn", "Watch", "gather",
-    "new_id", "new_operation", "nothing", "stream_operation",
+    "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING",
+    "SUBMITTED", "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "CopyOut",
+    "Countdown", "DeviceHot", "EnqueuingStream", "Estimate", "Extra", "Gathering", "HasOperation", "Lease",
+    "LiveBlocks", "Native", "NewestLaunch", "Obstacle", "Operation", "Outlook", "ReactorHot", "Ring", "State",
+    "StreamOperation", "Turn", "Watch", "gather", "new_id", "new_operation", "nothing", "stream_operation",
 ]  # fmt: skip

@@ -61,7 +61,8 @@ class StreamQueue:
 
     Checks, gates, shared and captured streams, waits for other streams, failures, and the end. The ring calls
     `refuse_unusable`, `follow_unusual`, `put`, `pump`, `skips_captured`, `submit_observed`, `submitted`, `end_call`,
-    `record_late`, `copy_out`, `resolved`, `finish_special`, `linger`, `end_resolve` and `report_fault`.
+    `move_to_end`, `record_late`, `copy_out`, `resolved`, `finish_special`, `linger`, `end_resolve` and
+    `report_fault`.
 
     Attributes
     ----------
@@ -320,11 +321,11 @@ class StreamQueue:
         try:
             ring._record(lease.handle)
         except BaseException:
-            ring.return_lease(operation, lease)
+            operation.return_lease(lease)
             raise
         operation.lease = lease
         if ring.newest_id != operation.id:
-            ring.move_to_end(operation)
+            self.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
 
@@ -333,6 +334,17 @@ class StreamQueue:
     ) -> None:
         """Put an operation that the stream does not take now into the host queue."""
         self.host_queue.put(operation, call, arguments)
+
+    def move_to_end(self, operation: StreamOperation[Any]) -> None:
+        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
+
+        Its event was recorded last, so theirs prove nothing about it.
+        """
+        ring = self._ring()
+        if operation in ring.pending:  # not after a fault
+            ring.outlook.forget()
+            ring.append(operation)  # first: Ctrl-C loses nothing
+            ring.pending.remove(operation)  # the first of both
 
     def end_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> bool:
         """Handle an error of the driver calls of an operation: see `Interruption.end_call`."""
@@ -434,7 +446,7 @@ class StreamQueue:
     def name_awaited(self) -> str:
         """Return the name of the oldest operation with a waiter, for errors."""
         ring = self._ring()
-        operation = ring.awaited()[0]
+        operation = ring.outlook.find(ring)[0]
         return f"the work of {ring.name}" if operation is None else operation.shown_name
 
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
@@ -495,7 +507,7 @@ class StreamQueue:
         try:
             ring._record(lease.handle)
         except BaseException:
-            ring.return_lease(operation, lease)
+            operation.return_lease(lease)
             raise
         operation.lease = lease
         return lease
@@ -586,7 +598,7 @@ class StreamQueue:
         poison = Poison(fault, ring.loop, f"the operations of {ring.name}")
         failure = poison.failure()
         ring.obstacles |= FAULTED
-        ring._target = None
+        ring.outlook.forget()
         before = ring.reactor.failed
         listened = ring.device_hot.listeners is not None or bool(ring.device_hot.starts)
         for operation, awaited in self.host_queue.fail_all(fault, failure):
@@ -706,7 +718,7 @@ class StreamQueue:
         """
         ring = self._ring()
         self.finish()
-        ring._target = None
+        ring.outlook.forget()
         ring.reactor.retire(ring)
         withdrawn = self.host_queue.withdraw()
         gone = ring.loop.is_closed()
