@@ -70,8 +70,6 @@ class StreamQueue:
         The operations that are still on the host.
     reports : Reports
         Notifies the listeners.
-    interruption : Interruption
-        Ends what was refused, or interrupted by Ctrl-C.
     opened_at : str or None
         The line of the program that has opened the stream.
     imported : bool
@@ -93,14 +91,13 @@ class StreamQueue:
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
 
-    __slots__ = ("_name", "_reference", "_stream", "base", "draining", "foreign", "host_queue", "imported",
-                 "interruption", "lent", "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
+    __slots__ = ("_name", "_reference", "_stream", "base", "draining", "foreign", "host_queue", "imported", "lent",
+                 "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
 
     def __init__(self, ring: Ring, imported: bool) -> None:
         self._reference = weakref.ref(ring)  # which owns it
         self._name = ring.name
         self.reports = Reports(ring)
-        self.interruption = Interruption(ring)
         self.opened_at: str | None = None
         self.imported = ring.shared = imported
         self.lent = 0
@@ -119,6 +116,11 @@ class StreamQueue:
         if ring is None:
             raise self._closed_error()
         return ring
+
+    @property
+    def interruption(self) -> Interruption:
+        """Ends what was refused, or interrupted by Ctrl-C."""
+        return Interruption(self._ring())
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(
