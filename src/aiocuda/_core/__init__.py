@@ -29,13 +29,12 @@ from ._state import (
 )
 
 if TYPE_CHECKING:
-    from ._block_fields import BlockFields
+    from ._blocks import BlockFields, LiveBlocks
     from ._bound_call import BoundCall, BoundCopy, BoundJoin, BoundLaunch, Chain
     from ._enqueuing_stream import EnqueuingStream, NewestLaunch
     from ._estimate import INSTANT, Estimate, Outlook
     from ._gather import Gathering, gather
     from ._hot import Countdown, DeviceHot, Lease, ReactorHot, Turn, Watch
-    from ._live_blocks import LiveBlocks
     from ._native import Native
     from ._operation import INTERNAL, HasOperation, Operation
     from ._ring import Obstacle, Ring, new_id, new_operation, nothing

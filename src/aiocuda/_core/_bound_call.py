@@ -16,7 +16,7 @@ from ._stream_operation import StreamOperation
 
 if TYPE_CHECKING:
     from ..driver.protocol import Launcher, RecordedCall
-    from ._block_fields import BlockFields
+    from ._blocks import BlockFields
     from ._enqueuing_stream import EnqueuingStream
     from ._estimate import Estimate
     from ._hot import Lease
