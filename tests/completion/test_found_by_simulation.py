@@ -111,7 +111,7 @@ def test_zero_duration_operations_carry_no_timing_information() -> None:
             driver.advance_time(1.7 * LONG / 1e9)
             stream._queue.poll()
             assert event.done()
-            _, expected, _ = stream._queue.awaited()
+            _, expected, _ = stream._queue.outlook.find(stream._queue)
             assert expected == pytest.approx(start + 2 * LONG / 1e9, abs=1e-3)
             await waiting
 

@@ -45,8 +45,8 @@ def test_joined_source_is_python_and_has_all_names() -> None:
     ("module", "added", "problem"),
     [
         ("_estimate", "def _refresh(): return 2", None),
-        ("_estimate", "REPEATED = 3", None),  # as in `_ring`
-        ("_estimate", "REPEATED = 4", "_ring.py bind REPEATED to different"),
+        ("_estimate", "LONG = 0.001", None),  # as in `_ring`
+        ("_estimate", "LONG = 4", "_ring.py bind LONG to different"),
         ("_estimate", "def new_operation(): return 2", "_ring.py bind new_operation to different"),
         ("_hot", "from ctypes import Array as Estimate", "_hot.py and _estimate.py bind Estimate to different"),
         ("_estimate", "try:\n    gather = 1\nfinally:\n    pass", "_gather.py bind gather to different"),

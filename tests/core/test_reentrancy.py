@@ -21,7 +21,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Operation, Stream
-from aiocuda._core import BoundCall, StreamOperation, _memory_fields, stream_operation
+from aiocuda._core import BoundCall, StreamOperation, _blocks, stream_operation
 from tests.completion.interrupts import sweep
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, until
 
@@ -267,7 +267,7 @@ async def test_interrupted_free_can_be_repeated() -> None:
         for _ in range(3):
             stream.empty(4).free()
         before = device.memory.statistics().live_bytes
-        for interrupt in sweep(_memory_fields, least=4):
+        for interrupt in sweep(_blocks, least=4):
             buffer = stream.empty(4)
             with contextlib.suppress(KeyboardInterrupt), interrupt:
                 buffer.free()

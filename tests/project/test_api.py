@@ -32,6 +32,12 @@ CHANGED = {
     "aiocuda.lowlevel.enqueue_shared_mark": "has no `enqueue_shared_mark`",
     "aiocuda.lowlevel.prepare_join": "`lowlevel.prepare_join` and `lowlevel.record_event` take queues",
     "aiocuda.lowlevel.record_event": "`lowlevel.prepare_join` and `lowlevel.record_event` take queues",
+    "aiocuda.memory.DeviceMemory.count": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
+    "aiocuda.memory.DeviceMemory.discard": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
+    "aiocuda.memory.DeviceMemory.free_lists": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
+    "aiocuda.memory.DeviceMemory.give": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
+    "aiocuda.memory.DeviceMemory.live": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
+    "aiocuda.memory.DeviceMemory.take": "`DeviceMemory` no longer has `count`, `discard`, `free_lists`, `give`",
 }
 
 

@@ -29,13 +29,12 @@ from ._state import (
 )
 
 if TYPE_CHECKING:
-    from ._block_fields import BlockFields
+    from ._blocks import BlockFields, LiveBlocks
     from ._bound_call import BoundCall, BoundCopy, BoundJoin, BoundLaunch, Chain
-    from ._enqueuing_stream import EnqueuingStream, LaunchFields
-    from ._estimate import INSTANT, Estimate
+    from ._enqueuing_stream import EnqueuingStream, NewestLaunch
+    from ._estimate import INSTANT, Estimate, Outlook
     from ._gather import Gathering, gather
     from ._hot import Countdown, DeviceHot, Lease, ReactorHot, Turn, Watch
-    from ._memory_fields import MemoryFields
     from ._native import Native
     from ._operation import INTERNAL, HasOperation, Operation
     from ._ring import Obstacle, Ring, new_id, new_operation, nothing
@@ -57,9 +56,9 @@ else:
 
 __all__ = [
     "ABANDONED", "BARRED", "CLOSED", "COMPLICATED", "DONE", "ENDED", "FAILED", "FAULTED", "INACTIVE", "INSTANT",
-    "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING", "SUBMITTED",
-    "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "CopyOut", "Countdown", "DeviceHot",
-    "EnqueuingStream", "Estimate", "Extra", "Gathering", "HasOperation", "LaunchFields", "Lease", "MemoryFields",
-    "Native", "Obstacle", "Operation", "ReactorHot", "Ring", "State", "StreamOperation", "Turn", "Watch", "gather",
-    "new_id", "new_operation", "nothing", "stream_operation",
+    "INTERNAL", "IN_CALL", "LANDING", "POISONED", "QUEUED", "RECORDED", "REFUSING", "SHARED", "STAGING",
+    "SUBMITTED", "BlockFields", "BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain", "CopyOut",
+    "Countdown", "DeviceHot", "EnqueuingStream", "Estimate", "Extra", "Gathering", "HasOperation", "Lease",
+    "LiveBlocks", "Native", "NewestLaunch", "Obstacle", "Operation", "Outlook", "ReactorHot", "Ring", "State",
+    "StreamOperation", "Turn", "Watch", "gather", "new_id", "new_operation", "nothing", "stream_operation",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from ._stream_operation import StreamOperation
 
 if TYPE_CHECKING:
     from ..driver.protocol import Launcher, RecordedCall
-    from ._block_fields import BlockFields
+    from ._blocks import BlockFields
     from ._enqueuing_stream import EnqueuingStream
     from ._estimate import Estimate
     from ._hot import Lease
@@ -100,7 +100,7 @@ class BoundCall:
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
             lease = None  # it is the operation's now, which may be resolved in a hook
             if queue.newest_id != number:
-                queue.move_to_end(operation)
+                queue.rare.move_to_end(operation)
             if listeners is not None and listeners.submit:
                 queue.rare.submitted(listeners.submit, operation)
         except BaseException as error:

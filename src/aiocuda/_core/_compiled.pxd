@@ -120,6 +120,7 @@ cdef class StreamOperation(Operation):
     cdef public Lease lease
     cdef public double submitted_at
     cpdef forget_call(self)
+    cpdef return_lease(self, Lease lease)
     cpdef bint add_waiter(self, object waiter) except -1
     cpdef wake_waiters(self)
     @cython.locals(countdown=Countdown)
@@ -128,11 +129,25 @@ cdef class StreamOperation(Operation):
 # -- the ring
 
 @cython.final
+cdef class Outlook:
+    cdef public StreamOperation awaited
+    cpdef forget(self)
+    cpdef note_waiter(self, StreamOperation operation)
+    @cython.locals(operation=StreamOperation, estimate=Estimate, refill=cython.Py_ssize_t, index=cython.Py_ssize_t,
+                   repeats=cython.bint, copies_out=cython.bint)
+    cpdef find(self, Ring queue)
+    @cython.locals(longest=cython.double, estimate=Estimate)
+    cpdef double patience(self, Ring queue, StreamOperation operation, double now) except -1
+    @cython.locals(start=cython.double, estimate=Estimate)
+    cpdef shorten(self, Ring queue, StreamOperation first, StreamOperation last, double now)
+
+@cython.final
 cdef class Ring:
     cdef object __weakref__
     cdef public ReactorHot reactor_hot
     cdef public DeviceHot device_hot
     cdef public Watch watch
+    cdef public Outlook outlook
     cdef public object reactor, device_state, loop, driver, handle, now, pending, on_host, latencies, name, rare
     cdef public object _poison, _record
     cdef public Native _native
@@ -140,7 +155,7 @@ cdef class Ring:
     cdef public long long enqueued, newest_id, unmarked_wait_at, live_bytes, peak_bytes
     cdef public bint after_wait
     cdef public double _asked_at, last_busy, last_resolved
-    cdef public StreamOperation _target, awaiting
+    cdef public StreamOperation awaiting
     cdef public bint _resolving
     cpdef append(self, StreamOperation operation)
     cpdef check_loop(self)
@@ -149,15 +164,10 @@ cdef class Ring:
     @cython.locals(lease=Lease)
     cpdef follow(self, StreamOperation operation)
     cpdef last_work(self)
-    @cython.locals(operation=StreamOperation, estimate=Estimate, refill=cython.Py_ssize_t, index=cython.Py_ssize_t,
-                   repeats=cython.bint, copies_out=cython.bint)
-    cpdef awaited(self)
     cpdef attend(self, StreamOperation operation=*)
     @cython.locals(now=cython.double, lease=Lease, idle=list)
     cpdef submit(self, StreamOperation operation, object call, object arguments, bint ahead=*)
     cpdef enqueue_unusual(self, object kind, Estimate estimate, object keep, object call, object values, object label)
-    cpdef move_to_end(self, StreamOperation operation)
-    cpdef return_lease(self, StreamOperation operation, Lease lease)
     cpdef StreamOperation marker(self)
     @cython.locals(marker=StreamOperation)
     cpdef StreamOperation submit_marker(self)
@@ -169,7 +179,6 @@ cdef class Ring:
     @cython.locals(turn=Turn, resolved=cython.Py_ssize_t)
     cpdef look_ahead(self, StreamOperation operation)
     cpdef glance(self)
-    cdef bint _was_asked(self) except -1
     @cython.locals(hot=DeviceHot, lease=Lease, now=cython.double, estimate=Estimate)
     cpdef resolve_to(self, StreamOperation operation)
     @cython.locals(turn=Turn, known=cython.Py_ssize_t, most=cython.Py_ssize_t, resolved=cython.Py_ssize_t)
@@ -179,8 +188,6 @@ cdef class Ring:
     @cython.locals(lease=Lease, hot=DeviceHot, guarded=cython.bint, now=cython.double, until=cython.double,
                    longest=cython.double, estimate=Estimate)
     cpdef linger(self, StreamOperation operation, object gathered=*)
-    @cython.locals(longest=cython.double, estimate=Estimate)
-    cdef double _patience(self, StreamOperation operation, double now) except -1
     @cython.locals(listened=cython.bint, is_special=cython.bint, first=StreamOperation, head=StreamOperation, sampled=Estimate, estimate=Estimate,
                    resolved=cython.Py_ssize_t, done=cython.Py_ssize_t, timed=cython.Py_ssize_t, now=cython.double,
                    lease=Lease, countdown=Countdown)
@@ -220,14 +227,14 @@ cdef class BoundCopy(BoundCall):
     @cython.locals(queue=Ring, used=StreamOperation)
     cpdef repeat(self, object device, object host)
 
-cdef class LaunchFields:
-    cdef public BoundLaunch last
+cdef class NewestLaunch:
+    cdef public BoundLaunch bound
     cdef public object kernel, grid, block, shared_bytes
     cdef public long long launches
 
 cdef class EnqueuingStream:
-    cdef public object _hook, _transfers
-    cdef public LaunchFields _launches
+    cdef public object _hook, _launches, _transfers
+    cdef public NewestLaunch _newest
 
 cdef class Chain:
     cdef tuple _functions, _names, _queues, _streams
@@ -248,13 +255,13 @@ cdef class BoundJoin:
     @cython.locals(queue=Ring)
     cdef bint _others_wait_in_c(self, Lease event) except -1
 
-cdef class MemoryFields:
-    cdef public object driver, device_state, free_lists
-    cdef public dict live
-    cdef public long long live_bytes, peak_bytes
-    cdef object _block_class, _device
+@cython.final
+cdef class LiveBlocks:
+    cdef readonly dict records
+    cdef readonly long long nbytes, peak_bytes
+    cdef object _block_class, _device, _driver, _free_lists, _owner
     cdef long long _largest, _most_kept
-    cdef dict _lists, _sizes, _records
+    cdef dict _kept, _lists, _sizes
     @cython.locals(of_stream=dict, addresses=list, block=BlockFields)
     cpdef take(self, Ring queue, object nbytes, object shape, object dtype)
     @cython.locals(queue=Ring, of_stream=dict, addresses=list, record=tuple, size=cython.longlong)

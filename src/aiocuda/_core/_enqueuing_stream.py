@@ -1,4 +1,4 @@
-"""EnqueuingStream: the launch and the copy of a stream. LaunchFields: the newest launch, which each launch reads."""
+"""EnqueuingStream: the launch and the copy of a stream. NewestLaunch: what each launch compares."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from ._operation import Operation
 if TYPE_CHECKING:
     from ._bound_call import BoundLaunch
 
-__all__ = ["EnqueuingStream", "LaunchFields"]
+__all__ = ["EnqueuingStream", "NewestLaunch"]
 
 
-class LaunchFields:
-    """The attributes of `aiocuda.device.streams._launches.Launches` that each launch reads: its newest launch.
+class NewestLaunch:
+    """The newest launch of a stream, and its arguments. Its `aiocuda.device.streams._launches.Launches` holds it.
 
-    `EnqueuingStream.launch` compares them before it looks into `bound`: 60 ns faster than a dict.
+    Each launch compares them before it looks into `Launches.bound`: 60 ns faster than a dict.
 
     Attributes
     ----------
-    last : BoundLaunch or None
-        The newest launch.
+    bound : BoundLaunch or None
     kernel, grid, block, shared_bytes
         Its arguments.
     launches : int
-        How many were enqueued.
+        How many launches the stream has enqueued.
     """
 
-    __slots__ = ("block", "grid", "kernel", "last", "launches", "shared_bytes")
+    __slots__ = ("block", "bound", "grid", "kernel", "launches", "shared_bytes")
 
     def __init__(self) -> None:
-        self.last: BoundLaunch | None = None
-        self.kernel: Any = None
-        self.grid: Any = None
-        self.block: Any = None
-        self.shared_bytes: Any = None
         self.launches = 0
+        self.set(None, None, None, None, None)
+
+    def set(self, bound: BoundLaunch | None, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> None:
+        """Let another launch be the newest one."""
+        self.bound, self.kernel, self.grid, self.block, self.shared_bytes = bound, kernel, grid, block, shared_bytes
 
 
 class EnqueuingStream:
     """The launch and the copy of `aiocuda.Stream`; the base class of that."""
 
-    __slots__ = ("_hook", "_launches", "_transfers")
+    __slots__ = ("_hook", "_launches", "_newest", "_transfers")
 
     #: Runs in place of each method, if there is one: see `StreamHook`.
     _hook: Any
     _launches: Any
+    _newest: NewestLaunch
     _transfers: Any
 
     def launch(
@@ -79,26 +79,26 @@ class EnqueuingStream:
         """
         if unknown or self._hook is not None:
             return self._launch_unusual(kernel, grid, block, args, shared_bytes, label, unknown)
-        launches = self._launches
-        bound = launches.last
+        newest = self._newest
+        bound = newest.bound
         if (
             bound is None
-            or kernel is not launches.kernel
-            or grid is not launches.grid
-            or block is not launches.block
-            or shared_bytes is not launches.shared_bytes
+            or kernel is not newest.kernel
+            or grid is not newest.grid
+            or block is not newest.block
+            or shared_bytes is not newest.shared_bytes
         ):
-            if not launches.find(kernel, grid, block, shared_bytes):
-                return launches.launch_first(kernel, grid, block, args, shared_bytes, label)  # type: ignore[no-any-return]
-            bound = launches.last
+            if self._launches.find(kernel, grid, block, shared_bytes) is None:
+                return self._launches.launch_first(kernel, grid, block, args, shared_bytes, label)  # type: ignore[no-any-return]
+            bound = newest.bound  # not the result of `find`: the compiled form would not know its type
             assert bound is not None
         if label is not None and (type(label) is not str or not label):
             label = check_label(label)
         operation: Operation[None] | None
         operation = bound.repeat(args, label) if bound.converters or args else bound.enqueue((), args, label)
         if operation is None:
-            return launches.launch_unused(bound, args, None, label)  # type: ignore[no-any-return]
-        launches.launches += 1
+            return self._launches.launch_unused(bound, args, None, label)  # type: ignore[no-any-return]
+        newest.launches += 1
         return operation
 
     def copy(self, target: Any, source: Any, *, label: str | None = None) -> Operation[None]:

@@ -1,4 +1,4 @@
-"""Estimate: the expected duration of one kind of operation, and whether its durations repeat.
+"""Estimate: the expected duration of one kind of operation. Outlook: the operation that is awaited, and its end.
 
 A duration begins at the submission, or when the previous operation of the queue was resolved, if that is later. It ends
 when the operation is resolved, by the host's clock. So it is known as an interval: from the last query that found the
@@ -7,7 +7,15 @@ operation unfinished to the one that found it done.
 
 from __future__ import annotations
 
-__all__ = ["CALLBACK_SECONDS", "INSTANT", "Estimate"]
+from typing import TYPE_CHECKING, Any
+
+from ._hot import Countdown
+
+if TYPE_CHECKING:
+    from ._ring import Ring
+    from ._stream_operation import StreamOperation
+
+__all__ = ["CALLBACK_SECONDS", "INSTANT", "Estimate", "Outlook"]
 
 #: Weight of a new exact sample: after three samples, half of a change is learned.
 WEIGHT = 0.2
@@ -23,6 +31,9 @@ REPEAT_PART = 0.05
 
 #: A host callback wakes the loop at most so late, usually: an operation that is waited for has not ended before.
 CALLBACK_SECONDS = 700e-6
+
+#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
+REPEATED = 3
 
 #: `Estimate.agreed` counts up to this.
 MOST_AGREED = 4
@@ -113,3 +124,89 @@ class _Instant(Estimate):
 INSTANT = _Instant()
 INSTANT.seconds = 0.0
 INSTANT.agreed = MOST_AGREED
+
+
+class Outlook:
+    """Finds the operation of a queue that is awaited, and predicts its end.
+
+    Attributes
+    ----------
+    awaited : StreamOperation or None
+        What `find` has returned last; None if that may have changed.
+    """
+
+    __slots__ = ("awaited",)
+
+    def __init__(self) -> None:
+        self.awaited: StreamOperation[Any] | None = None
+
+    def forget(self) -> None:
+        """Look again: other operations are in the queue, or in another order."""
+        self.awaited = None
+
+    def note_waiter(self, operation: StreamOperation[Any] | None) -> None:
+        """Look again if an operation that has a new waiter may be older; None if the caller does not know it."""
+        if operation is None or self.awaited is None or operation.id < self.awaited.id:
+            self.awaited = None
+
+    def find(self, queue: Ring) -> tuple[StreamOperation[Any] | None, float | None, bool]:
+        """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
+
+        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
+        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
+        when it is half empty.
+        """
+        pending = queue.pending
+        refill = len(pending) // 2 if queue.on_host else -1
+        expected: float | None = None
+        repeats = True
+        countdown: object = None
+        found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
+        for index, operation in enumerate(pending):
+            if index == 0:
+                expected = max(operation.submitted_at, queue.last_resolved)
+            estimate = operation.estimate
+            seconds = None if estimate is None else estimate.seconds
+            if estimate is None or seconds is None or expected is None:
+                expected, repeats = None, False
+            else:
+                expected += seconds
+                repeats = repeats and estimate.agreed >= REPEATED
+            waiter = operation.waiters
+            copies_out = operation.extra is not None and operation.extra.copy_out is not None
+            if waiter is None and not copies_out and index != refill:
+                continue
+            if countdown is None:
+                found = operation, expected, repeats
+                if type(waiter) is not Countdown or copies_out or index == refill:
+                    break
+                countdown = waiter
+            elif waiter is countdown and not copies_out:
+                found = operation, expected, repeats
+            else:
+                break
+        self.awaited = found[0]
+        return found
+
+    def patience(self, queue: Ring, operation: StreamOperation[Any], now: float) -> float:
+        """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
+        longest = queue.device_hot.linger
+        if queue.reactor_hot.attended:
+            longest /= 2  # other tasks wait, too: they go on while the loop turns
+        estimate = operation.estimate
+        seconds = None if estimate is None else estimate.seconds
+        # A long operation is never awaited in this way: if those before it are unresolved, its prediction is past.
+        if (
+            seconds is None
+            or seconds > 2 * longest
+            or max(operation.submitted_at, queue.last_resolved) + seconds > now + longest
+        ):
+            return 0.0
+        return now + longest
+
+    def shorten(self, queue: Ring, first: StreamOperation[Any], last: StreamOperation[Any], now: float) -> None:
+        """Shorten the estimates of operations of different kinds: the last one has ended before its predicted end."""
+        start = max(first.submitted_at, queue.last_resolved)
+        for estimate in {first.estimate, last.estimate}:
+            if estimate is not None:
+                estimate.shorten((now - start) / (queue.watch.predicted - start))

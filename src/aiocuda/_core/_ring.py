@@ -14,7 +14,7 @@ from .._base._wakeups import MOST_PER_TURN
 from ..driver.protocol import native_call
 from ..errors import AiocudaError, DeviceFault
 from ._calls import COMPILED, copy_context, new_object, next_id
-from ._estimate import CALLBACK_SECONDS, INSTANT
+from ._estimate import CALLBACK_SECONDS, INSTANT, Outlook
 from ._hot import Countdown, Watch
 from ._native import Native
 from ._operation import INTERNAL
@@ -46,9 +46,6 @@ __all__ = ["Obstacle", "Ring", "new_id", "new_operation", "nothing"]
 
 #: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
 GLANCE_SECONDS = 20e-6
-
-#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
-REPEATED = 3
 
 #: Seconds from which a query that is repeated must let signals and other threads in.
 LONG = 0.001
@@ -93,6 +90,8 @@ class Ring:
         operations. It refers to the ring weakly, so that both are freed without the garbage collector.
     watch : Watch
         The reactor's plan for this queue. Only the reactor writes it.
+    outlook : Outlook
+        Finds the operation that is awaited, and predicts its end.
     pending : deque of StreamOperation
         The accepted operations, each with an event recorded after it.
     on_host : deque of StreamOperation
@@ -134,10 +133,10 @@ class Ring:
     shared = Obstacle(SHARED)
     recorded = Obstacle(RECORDED)
 
-    __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving", "_target", "after_wait",
+    __slots__ = ("__weakref__", "_asked_at", "_native", "_poison", "_record", "_resolving", "after_wait",
                  "awaiting", "device_hot", "device_state", "driver", "enqueued", "handle", "last_busy",
                  "last_resolved", "latencies", "live_bytes", "loop", "name", "newest_id", "now", "obstacles",
-                 "on_host", "peak_bytes", "pending", "rare", "reactor", "reactor_hot", "unmarked_wait_at",
+                 "on_host", "outlook", "peak_bytes", "pending", "rare", "reactor", "reactor_hot", "unmarked_wait_at",
                  "watch")  # fmt: skip
 
     rare: Any  # set by `new_queue`
@@ -146,6 +145,7 @@ class Ring:
         self.reactor = reactor
         self.name = name
         self.watch = Watch()
+        self.outlook = Outlook()
         self.device_state = reactor.device_state
         self.reactor_hot: ReactorHot = reactor.hot
         self.device_hot: DeviceHot = reactor.device_state.hot
@@ -168,7 +168,6 @@ class Ring:
         self.latencies: deque[float] = deque(maxlen=512)
         self.awaiting: StreamOperation[Any] | None = None
         self._resolving = False
-        self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.last_busy = self.last_resolved = 0.0
         self._asked_at = -1.0  # the time of the last query of `glance` that has found nothing done
 
@@ -245,8 +244,7 @@ class Ring:
     def attend(self, operation: StreamOperation[Any] | None = None) -> None:
         """Have the reactor watch the queue: an operation of it has a waiter, ``operation`` if the caller knows it."""
         if self.watch.polling:
-            if operation is None or self._target is None or operation.id < self._target.id:
-                self._target = None  # the operation may be older
+            self.outlook.note_waiter(operation)
         elif self.pending or self.watch.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)
 
@@ -271,45 +269,6 @@ class Ring:
         """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
         self.after_wait = True
         self.unmarked_wait_at = self.enqueued
-
-    def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, bool]:
-        """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
-
-        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
-        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
-        when it is half empty.
-        """
-        pending = self.pending
-        refill = len(pending) // 2 if self.on_host else -1
-        expected: float | None = None
-        repeats = True
-        countdown: object = None
-        found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
-        for index, operation in enumerate(pending):
-            if index == 0:
-                expected = max(operation.submitted_at, self.last_resolved)
-            estimate = operation.estimate
-            seconds = None if estimate is None else estimate.seconds
-            if estimate is None or seconds is None or expected is None:
-                expected, repeats = None, False
-            else:
-                expected += seconds
-                repeats = repeats and estimate.agreed >= REPEATED
-            waiter = operation.waiters
-            copies_out = operation.extra is not None and operation.extra.copy_out is not None
-            if waiter is None and not copies_out and index != refill:
-                continue
-            if countdown is None:
-                found = operation, expected, repeats
-                if type(waiter) is not Countdown or copies_out or index == refill:
-                    break
-                countdown = waiter
-            elif waiter is countdown and not copies_out:
-                found = operation, expected, repeats
-            else:
-                break
-        self._target = found[0]
-        return found
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -375,11 +334,11 @@ class Ring:
                 if self._native is None or not self._native.enqueue((), lease):
                     self._record(lease.handle)
             except BaseException:
-                self.return_lease(operation, lease)
+                operation.return_lease(lease)
                 raise
             operation.lease = lease
             if self.newest_id != operation.id:
-                self.move_to_end(operation)
+                self.rare.move_to_end(operation)
         except BaseException as error:
             if not self.rare.end_call(operation, error, None):
                 raise
@@ -397,22 +356,6 @@ class Ring:
             operation.own_label = label
         self.submit(operation, call, (values,))
         return operation
-
-    def move_to_end(self, operation: StreamOperation[Any]) -> None:
-        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
-
-        Its event was recorded last, so theirs prove nothing about it.
-        """
-        if operation in self.pending:  # not after a fault
-            self._target = None
-            self.append(operation)  # first: Ctrl-C loses nothing
-            self.pending.remove(operation)  # the first of both
-
-    def return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None:
-        """Take an event from an operation. An event that could not be recorded, too: `record_late` uses another."""
-        operation.lease = None
-        if not lease.lent:
-            self.device_state.leases.give(lease)
 
     # -- markers -------------------------------------------------------------------------------------------------------
 
@@ -438,9 +381,8 @@ class Ring:
         If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
         the stream's end is skipped, too.
         """
-        unmarked = (
-            self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
-        )  # work that no operation represents
+        # Work that no operation represents.
+        unmarked = self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
         poison = self._poison
         if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.on_host):
             if poison is not None and not poison.delivered:
@@ -456,9 +398,9 @@ class Ring:
     def poll(self, budget: int = MOST_PER_TURN, *, awaited: bool = False, newest_only: bool = False) -> int:
         """Query the driver and resolve the finished operations, in order. Return how many were resolved.
 
-        With ``awaited`` the first query is for the operation that `awaited` returns. While that is unfinished, there is
-        no other query, and the operations before it stay unresolved: no task waits for them. With ``newest_only`` there
-        is one query, and no operation is resolved unless all are done.
+        With ``awaited`` the first query is for the operation that `Outlook.find` returns. While that is unfinished,
+        there is no other query, and the operations before it stay unresolved: no task waits for them. With
+        ``newest_only`` there is one query, and no operation is resolved unless all are done.
         """
         if not self.pending or self._resolving:
             return 0
@@ -480,9 +422,9 @@ class Ring:
         proven: StreamOperation[Any] | None = None  # it is known to be done, with all before it
         try:
             if awaited:
-                target = self._target
+                target = self.outlook.awaited
                 if target is None or target.status >= DONE:
-                    target = self.awaited()[0]
+                    target = self.outlook.find(self)[0]
                 if target is not None and target.lease is not None:
                     operation = target
                     if not (self._is_done(target.lease) if COMPILED else query(target.lease.handle)):
@@ -516,8 +458,10 @@ class Ring:
         """
         pending = self.pending
         turn = self.reactor_hot.turn
-        if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN or self._was_asked():
+        if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN:
             return
+        if self.now() - self.last_busy < GLANCE_SECONDS:
+            return  # a query has found the stream unfinished just now
         resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True)
         if resolved:
             turn.has_inlined(resolved)
@@ -532,10 +476,6 @@ class Ring:
             # reactor polls for a later operation, that is always new.
             if not 0.0 < self.now() - self._asked_at < GLANCE_SECONDS and not self.poll():
                 self._asked_at = self.now()
-
-    def _was_asked(self) -> bool:
-        """True if a query has found the stream unfinished just now."""
-        return self.now() - self.last_busy < GLANCE_SECONDS
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: it is known to be done.
@@ -634,7 +574,7 @@ class Ring:
                 guarded = True  # `end_queries` follows only a successful `begin_queries`
             if not (self._is_done(lease) if COMPILED else query(handle)):
                 now = self.last_busy = driver.now()
-                until = self._patience(operation, now)
+                until = self.outlook.patience(self, operation, now)
                 if not until:
                     return
                 # Calls in C let no signal and no other thread in. No conditional jump leads back: see `_resolve`.
@@ -654,22 +594,6 @@ class Ring:
             if guarded:
                 driver.end_queries()
         self.resolve_to(operation)
-
-    def _patience(self, operation: StreamOperation[Any], now: float) -> float:
-        """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
-        longest = self.device_hot.linger
-        if self.reactor_hot.attended:
-            longest /= 2  # other tasks wait, too: they go on while the loop turns
-        estimate = operation.estimate
-        seconds = None if estimate is None else estimate.seconds
-        # A long operation is never awaited in this way: if those before it are unresolved, its prediction is past.
-        if (
-            seconds is None
-            or seconds > 2 * longest
-            or max(operation.submitted_at, self.last_resolved) + seconds > now + longest
-        ):
-            return 0.0
-        return now + longest
 
     # -- resolve -------------------------------------------------------------------------------------------------------
 
@@ -780,14 +704,10 @@ class Ring:
             foreseen = watch.predicted - start if watch.target == last.id and watch.predicted > start else 0.0
             sampled.add(busy - start if busy > start else 0.0, now - start, timed, foreseen)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
-            # They are of different kinds, and end before their predicted end: the estimates are too long.
-            start = max(first.submitted_at, self.last_resolved)
-            for estimate in {first.estimate, last.estimate}:
-                if estimate is not None:
-                    estimate.shorten((now - start) / (self.watch.predicted - start))
+            self.outlook.shorten(self, first, last, now)
         if timed:  # zero-duration operations carry no timing information
             self.last_resolved = now
-        self._target = None
+        self.outlook.awaited = None  # as `Outlook.forget`, without its call
         if self.on_host:
             self.rare.pump()
         if self.watch.attended and not self.pending and not self.on_host:

@@ -11,8 +11,8 @@ FOLDER = Path(__file__).parent
 
 #: The modules that the extension has, each after those that it uses. `_state` is of both forms.
 MODULES = (
-    "_hot", "_estimate", "_block_fields", "_native", "_operation", "_stream_operation", "_ring", "_bound_call",
-    "_enqueuing_stream", "_memory_fields", "_gather",
+    "_hot", "_estimate", "_blocks", "_native", "_operation", "_stream_operation", "_ring", "_bound_call",
+    "_enqueuing_stream", "_gather",
 )  # fmt: skip
 
 #: What else decides about the extension.

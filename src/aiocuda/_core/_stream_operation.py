@@ -118,6 +118,12 @@ class StreamOperation(Operation[T_co]):
         self.gate = self.call = None
         self.arguments = ()
 
+    def return_lease(self, lease: Lease) -> None:
+        """Give back the event. An event that could not be recorded, too: `record_late` uses another."""
+        self.lease = None
+        if not lease.lent:
+            self.queue.device_state.leases.give(lease)
+
     # -- waiters --------------------------------------------------------------------------------------------------
 
     def add_waiter(self, waiter: Waiter) -> bool:

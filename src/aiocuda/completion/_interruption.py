@@ -44,7 +44,7 @@ class Interruption:
             operation.submitted_at = queue.driver.now()
             reason = error.error
         if lease is not None and operation.lease is None:
-            queue.return_lease(operation, lease)
+            operation.return_lease(lease)
         if isinstance(reason, Exception):
             queue.rare.fail(operation, reason)
             return True
@@ -103,7 +103,7 @@ class Interruption:
         """Do the rest of `finish`."""
         queue, extra, counts = self._queue(), operation.extra, False
         if operation.lease is not None:
-            queue.return_lease(operation, operation.lease)
+            operation.return_lease(operation.lease)
         operation.keep = None
         operation.call_on_settled()
         if extra is not None and operation.status == ABANDONED:

@@ -281,7 +281,7 @@ class Reactor:
         """Decide how to wait for a queue: when an operation gets a waiter, after a change, or after a query."""
         if self.closed:
             return
-        operation, predicted, repeats = queue.awaited()
+        operation, predicted, repeats = queue.outlook.find(queue)
         if operation is None or operation.status == LANDING:
             self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
             return
@@ -392,7 +392,7 @@ class Reactor:
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
                     if queue in self.hot.attended:
-                        self._park(queue, queue.awaited()[0])
+                        self._park(queue, queue.outlook.find(queue)[0])
                 again = again or watch.polling
         if beside:
             self.poll_allowance.spend(now, self.device_state.driver.now())

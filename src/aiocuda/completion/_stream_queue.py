@@ -58,7 +58,8 @@ class StreamQueue:
 
     Checks, gates, shared and captured streams, waits for other streams, failures, and the end. The ring calls
     `refuse_unusable`, `follow_unusual`, `put`, `pump`, `skips_captured`, `submit_observed`, `submitted`, `end_call`,
-    `record_late`, `copy_out`, `resolved`, `finish_special`, `linger`, `end_resolve` and `report_fault`.
+    `move_to_end`, `record_late`, `copy_out`, `resolved`, `finish_special`, `linger`, `end_resolve` and
+    `report_fault`.
 
     Attributes
     ----------
@@ -66,8 +67,6 @@ class StreamQueue:
         The operations that are still on the host.
     reports : Reports
         Notifies the listeners.
-    interruption : Interruption
-        Ends what was refused, or interrupted by Ctrl-C.
     opened_at : str or None
         The line of the program that has opened the stream.
     imported : bool
@@ -89,14 +88,13 @@ class StreamQueue:
         The part of ``live_bytes`` that other libraries hold: see `Stream.record_memory`.
     """
 
-    __slots__ = ("_name", "_reference", "_stream", "base", "draining", "foreign", "host_queue", "imported",
-                 "interruption", "lent", "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
+    __slots__ = ("_name", "_reference", "_stream", "base", "draining", "foreign", "host_queue", "imported", "lent",
+                 "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
 
     def __init__(self, ring: Ring, imported: bool) -> None:
         self._reference = weakref.ref(ring)  # which owns it
         self._name = ring.name
         self.reports = Reports(ring)
-        self.interruption = Interruption(ring)
         self.opened_at: str | None = None
         self.imported = ring.shared = imported
         self.lent = 0
@@ -115,6 +113,11 @@ class StreamQueue:
         if ring is None:
             raise self._closed_error()
         return ring
+
+    @property
+    def interruption(self) -> Interruption:
+        """Ends what was refused, or interrupted by Ctrl-C."""
+        return Interruption(self._ring())
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(
@@ -317,11 +320,11 @@ class StreamQueue:
         try:
             ring._record(lease.handle)
         except BaseException:
-            ring.return_lease(operation, lease)
+            operation.return_lease(lease)
             raise
         operation.lease = lease
         if ring.newest_id != operation.id:
-            ring.move_to_end(operation)
+            self.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
 
@@ -330,6 +333,17 @@ class StreamQueue:
     ) -> None:
         """Put an operation that the stream does not take now into the host queue."""
         self.host_queue.put(operation, call, arguments)
+
+    def move_to_end(self, operation: StreamOperation[Any]) -> None:
+        """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
+
+        Its event was recorded last, so theirs prove nothing about it.
+        """
+        ring = self._ring()
+        if operation in ring.pending:  # not after a fault
+            ring.outlook.forget()
+            ring.append(operation)  # first: Ctrl-C loses nothing
+            ring.pending.remove(operation)  # the first of both
 
     def end_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> bool:
         """Handle an error of the driver calls of an operation: see `Interruption.end_call`."""
@@ -431,7 +445,7 @@ class StreamQueue:
     def name_awaited(self) -> str:
         """Return the name of the oldest operation with a waiter, for errors."""
         ring = self._ring()
-        operation = ring.awaited()[0]
+        operation = ring.outlook.find(ring)[0]
         return f"the work of {ring.name}" if operation is None else operation.shown_name
 
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
@@ -492,7 +506,7 @@ class StreamQueue:
         try:
             ring._record(lease.handle)
         except BaseException:
-            ring.return_lease(operation, lease)
+            operation.return_lease(lease)
             raise
         operation.lease = lease
         return lease
@@ -583,7 +597,7 @@ class StreamQueue:
         poison = Poison(fault, ring.loop, f"the operations of {ring.name}")
         failure = poison.failure()
         ring.obstacles |= FAULTED
-        ring._target = None
+        ring.outlook.forget()
         before = ring.reactor.failed
         listened = ring.device_hot.listeners is not None or bool(ring.device_hot.starts)
         for operation, awaited in self.host_queue.fail_all(fault, failure):
@@ -703,7 +717,7 @@ class StreamQueue:
         """
         ring = self._ring()
         self.finish()
-        ring._target = None
+        ring.outlook.forget()
         ring.reactor.retire(ring)
         withdrawn = self.host_queue.withdraw()
         gone = ring.loop.is_closed()

@@ -26,7 +26,7 @@ from .._base._log import log
 from .._base._mistakes import lacks
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
-from .._core import SHARED, MemoryFields, Ring
+from .._core import SHARED, LiveBlocks, Ring
 from ..completion._device_state import DeviceState
 from ..completion._idle_moment import log_not_idle
 from ..errors import BusyError, CleanupWarning, DeviceFault, DeviceOutOfMemory, InvalidTypeError, WrongDeviceError
@@ -49,11 +49,12 @@ __all__ = ["DeviceMemory"]
 
 
 @lacks
-class DeviceMemory(MemoryFields):
+class DeviceMemory:
     """The memory of one device, shared by all loops that use it."""
 
-    __slots__ = ("_known_reactor", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
-                 "closed", "device", "dropped", "exports", "foreign", "managed", "properties")  # fmt: skip
+    __slots__ = ("_known_reactor", "_live", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
+                 "closed", "device", "device_state", "driver", "dropped", "exports", "foreign", "managed",
+                 "properties")  # fmt: skip
 
     def __init__(
         self,
@@ -79,8 +80,10 @@ class DeviceMemory(MemoryFields):
         newest_unfinished
             Returns an operation of any loop that the device has not finished; None if there is none.
         """
-        self._supply = Supply(device_state.driver, device_state.device)
-        super().__init__(device_state, Block, self._supply.free_lists, self._supply.kept)
+        self.device_state = device_state
+        self.driver = driver = device_state.driver
+        self._supply = supply = Supply(driver, device_state.device)
+        self._live = LiveBlocks(self, driver, device_state.device, Block, supply.free_lists, supply.kept)
         self.properties = device_state.properties
         self.device = device
         #: Buffers that other libraries hold.
@@ -115,7 +118,7 @@ class DeviceMemory(MemoryFields):
         managed = self.managed
         if self.dropped or (managed.live and (managed.dropped or managed.deferred_frees)) or self.exports.returned:
             self.sweep(queue.reactor, SWEEP_LIMIT)
-        found = self.take(queue, nbytes, extents, kind)
+        found = self._live.take(queue, nbytes, extents, kind)
         if found is not None:
             return DeviceBuffer(self, found, 0, extents, kind, nbytes)
         supply, stream = self._supply, queue.handle
@@ -129,7 +132,7 @@ class DeviceMemory(MemoryFields):
         if type(address) is not int or not 0 < address < ADDRESSES:
             address = as_address(address, resource)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
-        self.count(address, nbytes, queue, resource)
+        self._live.count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None
         if marked:
             if kept is not None and kept[0] == stream and counter.commands == commands:
@@ -154,7 +157,7 @@ class DeviceMemory(MemoryFields):
             return resource, self._trimmed(partial(reserve, resource, nbytes, "unified"), nbytes)
 
     def _trimmed(self, allocate: Callable[[], T], nbytes: int) -> T:
-        return self._supply.trimmed(allocate, nbytes, self.live_bytes, self.device_state.properties.name)
+        return self._supply.trimmed(allocate, nbytes, self._live.nbytes, self.device_state.properties.name)
 
     def _free_unmarked(self, block: Block, queue: Ring) -> None:
         """Free a new block and raise the error, if no event could be recorded after its allocation.
@@ -174,15 +177,13 @@ class DeviceMemory(MemoryFields):
 
     def count_bytes(self, nbytes: int) -> None:
         """Add to the live bytes; a negative number subtracts."""
-        self.live_bytes += nbytes
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
+        self._live.count_bytes(nbytes)
 
     # -- free ----------------------------------------------------------------------------------------------------
 
     def free(self, block: Block, queue: Ring | None) -> None:
         """Free a block after all work that uses it."""
-        if queue is None and self.give(block):
+        if queue is None and self._live.give(block):
             return
         if queue is not None and queue.device_state is not self.device_state and not self.owns(queue):
             raise WrongDeviceError(f"{queue.name} is a stream of another device: free on a stream of this one")
@@ -276,14 +277,14 @@ class DeviceMemory(MemoryFields):
 
     def _deallocate(self, address: int, stream: int, kept: Kept | None) -> None:
         """Give a live block back to its resource. If that refuses, the block counts as live again. See `Kept`."""
-        record = self.discard(address)
+        record = self._live.discard(address)
         if record is None:
             return
         nbytes, home, resource = record
         try:
             self._supply.deallocate(resource, address, nbytes, stream, kept)
         except BaseException:
-            self.count(address, nbytes, home, resource)
+            self._live.count(address, nbytes, home, resource)
             raise
         if self._refused:
             self._refused.discard(address)  # the next block at this address is another one
@@ -342,7 +343,7 @@ class DeviceMemory(MemoryFields):
     def _collect(self, reactor: Reactor, dropped: DroppedBlock) -> bool:
         """Free a dropped block. All its uses have passed, but possibly not its allocation in its stream."""
         address, _, allocation_event = dropped
-        record = self.live.get(address)
+        record = self._live.records.get(address)
         if record is None or self.closed:
             return True  # freed with its device; and no stream may be made any more
         home = record[1]
@@ -385,7 +386,8 @@ class DeviceMemory(MemoryFields):
                 "the arrays, such as buffer.array, before the block of the device ends (`del array`)"
             )
             warnings.warn(text, CleanupWarning, stacklevel=2)
-        held = self.exports.addresses() & self.live.keys()
+        live = self._live.records
+        held = self.exports.addresses() & live.keys()
         if held:
             warnings.warn(
                 f"{len(held)} buffers outlive their device because other libraries hold them: their memory stays "
@@ -394,8 +396,8 @@ class DeviceMemory(MemoryFields):
                 stacklevel=2,
             )
         for address in held:
-            del self.live[address]
-        for address in list(self.live):
+            del live[address]
+        for address in list(live):
             self._free_at_close(reactor, address)
         if self._own_stream is not None:
             self.device_state.destroy_stream(self._own_stream)
@@ -448,7 +450,8 @@ class DeviceMemory(MemoryFields):
             The result of ``build``. Memory that was allocated before goes back to the resource that it came from.
         """
         resource = self._supply.use(build)
-        self.free_lists = self._supply.free_lists if self._supply.source is self._supply.free_lists else None
+        supply = self._supply
+        self._live.use(supply.free_lists if supply.source is supply.free_lists else None)
         return resource
 
     async def trim(self, keep: int = 0, *, timeout: float | None = 1.0) -> int:  # noqa: ASYNC109
@@ -498,6 +501,16 @@ class DeviceMemory(MemoryFields):
 
     # -- statistics ----------------------------------------------------------------------------------------------
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that are allocated and not freed, managed memory included."""
+        return self._live.nbytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that `live_bytes` has been."""
+        return self._live.peak_bytes
+
     def look(self) -> None:
         """Sweep, if the running loop uses the device: an idle loop has no ticks, so counts could be out of date."""
         loop = _get_running_loop()
@@ -509,7 +522,7 @@ class DeviceMemory(MemoryFields):
         """Return a snapshot of the counts."""
         self.look()
         by_class: dict[int, int] = {}
-        for nbytes, *_ in [*list(self.live.values()), *list(self.managed.live.values())]:
+        for nbytes, *_ in [*list(self._live.records.values()), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         reserved = 0 if self.closed or self.driver.fault else self.driver.pool_reserved(self.device_state.device)

@@ -54,7 +54,7 @@ class LeasedStream(StreamView):
     def _observed_workload(self) -> Workload:
         transfers = self._transfers
         kinds: set[Workload] = set()
-        if self._launches.launches:
+        if self._newest.launches:
             kinds.add("compute")
         if transfers.uploads or transfers.downloads or transfers.copies or transfers.fills:
             kinds.add("memory")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._base._label import labelled
 from ..._base._types import Dim3
-from ..._core import BoundLaunch, Estimate, LaunchFields, Operation, Ring, StreamOperation
+from ..._core import BoundLaunch, Estimate, NewestLaunch, Operation, Ring, StreamOperation
 from ...completion._host_queue import Every
 from ...errors import BusyError, ClosedError
 from ...kernels import Kernel
@@ -30,55 +30,56 @@ MOST_BOUND = 256
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
 
 
-class Launches(LaunchFields):
+class Launches:
     """The kernel launches of a stream.
 
     Attributes
     ----------
     bound : dict
         Launches by kernel, grid, block and bytes of shared memory.
+    newest : NewestLaunch
     """
 
-    __slots__ = ("_access", "_queue", "_resources", "bound")
+    __slots__ = ("_access", "_queue", "_resources", "bound", "newest")
 
     def __init__(
         self, resources: DeviceResources, queue: Ring, access: MemoryAccess,
         bound: dict[Any, BoundLaunch] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         self._resources = resources
         self._queue = queue
         self._access = access
         self.bound: dict[Any, BoundLaunch] = {} if bound is None else bound
+        self.newest = NewestLaunch()
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> StreamOperation[None]:
         """Enqueue any launch. `EnqueuingStream.launch` does the same with fewer calls, where the stream has no hook."""
-        bound = self.last
+        newest = self.newest
+        bound = newest.bound
         if (
             bound is None
-            or kernel is not self.kernel
-            or grid is not self.grid
-            or block is not self.block
-            or shared_bytes is not self.shared_bytes
+            or kernel is not newest.kernel
+            or grid is not newest.grid
+            or block is not newest.block
+            or shared_bytes is not newest.shared_bytes
         ):
-            if not self.find(kernel, grid, block, shared_bytes):
+            bound = self.find(kernel, grid, block, shared_bytes)
+            if bound is None:
                 return self.launch_new(kernel, grid, block, args, shared_bytes)
-            bound = self.last
-            assert bound is not None
         return self.launch(bound, args)
 
-    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> bool:
-        """Make the bound launch of these arguments the newest one; return False if there is none."""
+    def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> BoundLaunch | None:
+        """Return the bound launch of these arguments, and make it the newest one; None if there is none."""
         try:
             bound = self.bound.get((kernel, grid, block, shared_bytes))
         except TypeError:
-            return False  # a list as grid is no key
+            return None  # a list as grid is no key
         if bound is None or not (_is_exact(grid) and _is_exact(block) and type(shared_bytes) in _INTEGERS):
-            return False
-        self.last, self.kernel, self.grid, self.block, self.shared_bytes = bound, kernel, grid, block, shared_bytes
-        return True
+            return None
+        self.newest.set(bound, kernel, grid, block, shared_bytes)
+        return bound
 
     def launch_first(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int, label: str | None
@@ -95,7 +96,7 @@ class Launches(LaunchFields):
         operation = bound.repeat(args, label, values)
         if operation is None:
             return self.launch_unused(bound, args, values, label)
-        self.launches += 1
+        self.newest.launches += 1
         return operation
 
     def launch_unused(
@@ -121,10 +122,7 @@ class Launches(LaunchFields):
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
             operation = queue.rare.enqueue_gated("launch", gate, bound.launcher, (values,), args, estimate=known)
-        for memory in blocks:
-            memory.uses[queue] = operation
-        self.launches += 1
-        return operation
+        return self._enqueued(operation, blocks)
 
     def launch_new(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
@@ -187,9 +185,13 @@ class Launches(LaunchFields):
         operation: StreamOperation[None] = queue.rare.enqueue_gated(
             "launch", both, launch, (), args, estimate=Estimate(kernel.name)
         )
+        return self._enqueued(operation, blocks)
+
+    def _enqueued(self, operation: StreamOperation[None], blocks: Sequence[Block]) -> StreamOperation[None]:
+        """Note a launch, and the memory that it uses."""
         for memory in blocks:
-            memory.uses[queue] = operation
-        self.launches += 1
+            memory.uses[self._queue] = operation
+        self.newest.launches += 1
         return operation
 
 

@@ -115,6 +115,7 @@ class Stream(EnqueuingStream, Owner):
         self._memory = resources.memory
         self._access = MemoryAccess(resources, queue)
         self._launches = Launches(resources, queue, self._access)
+        self._newest = self._launches.newest
         self._transfers = Transfers(resources, queue, self._access)
         self._submissions = Submissions(queue, self._access)
         queue.rare.set_stream(self)
@@ -523,7 +524,7 @@ class Stream(EnqueuingStream, Owner):
         average, p50, p99 = (seconds * 1e3 for seconds in mean_p50_p99(self._queue.latencies))
         transfers = self._transfers
         return StreamStatistics(
-            operations=self._queue.enqueued, launches=self._launches.launches,
+            operations=self._queue.enqueued, launches=self._newest.launches,
             uploads=transfers.uploads, downloads=transfers.downloads, copies=transfers.copies, fills=transfers.fills,
             bytes_uploaded=transfers.bytes_uploaded, bytes_downloaded=transfers.bytes_downloaded,
             bytes_copied=transfers.bytes_copied, average_ms=average, p50_ms=p50, p99_ms=p99,
@@ -637,6 +638,7 @@ class StreamView(Stream):
         self._memory = stream._memory
         self._access = stream._access
         self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
+        self._newest = self._launches.newest
         self._transfers = Transfers(stream._resources, stream._queue, stream._access)
         self._submissions = stream._submissions
 
@@ -693,21 +695,21 @@ def launch_converted(
     stream: Stream,
 ) -> Operation[None]:  # fmt: skip
     """Do the same as `Stream.launch`, for arguments that `Kernel.bind` has checked and converted to ``values``."""
-    launches = stream._launches
-    bound = launches.last
+    newest = stream._newest
+    bound = newest.bound
     if (
         stream._hook is not None
         or bound is None
-        or kernel is not launches.kernel
-        or grid is not launches.grid
-        or block is not launches.block
-        or shared_bytes is not launches.shared_bytes
+        or kernel is not newest.kernel
+        or grid is not newest.grid
+        or block is not newest.block
+        or shared_bytes is not newest.shared_bytes
     ):
         return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
     operation = bound.repeat(args, None, values)
     if operation is None:
-        return launches.launch_unused(bound, args, values, None)
-    launches.launches += 1
+        return stream._launches.launch_unused(bound, args, values, None)
+    newest.launches += 1
     return operation
 
 

@@ -61,7 +61,7 @@ class SizeClassResource(Adaptor):
     def tables(self) -> tuple[dict[int, dict[int, list[int]]], dict[int, int], int, int]:
         """Return the lists of kept addresses by stream and class, the classes by size, and the two limits.
 
-        `MemoryFields` uses them for the usual allocation and the usual free of a device's memory.
+        `LiveBlocks` uses them for the usual allocation and the usual free of a device's memory.
         """
         return self._kept, self._sizes, self._largest, self._most_kept
 
