@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from .._base._shared import copied
 from .._core import INTERNAL
 from ..driver.protocol import Driver
 
@@ -31,7 +32,7 @@ def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
     for known in list(reactors_of(driver)):
         reactor = known()
         for queue in () if reactor is None else list(reactor.queues):
-            pending = list(queue.pending)
+            pending = copied(queue.pending)
             if pending:
                 first = pending[0]
                 if first.kind is INTERNAL:

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_bytes, as_dtype, as_shape
-from .._base._checks import check_timeout
+from .._base._checks import check_timeout, has_gil
 from .._base._failure import raisable
 from .._base._log import log
 from .._base._mistakes import lacks
+from .._base._shared import COUNTING
 from .._base._statistics import MemoryStatistics
 from .._base._user_code import LEAVES_LOOP
 from .._core import SHARED, MemoryFields, Ring
@@ -33,6 +34,7 @@ from ..errors import BusyError, CleanupWarning, DeviceFault, DeviceOutOfMemory, 
 from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
+from ._locked_counts import LockedCounts
 from ._managed import ManagedPool
 from ._resource import ADDRESSES, MemoryResource, Reservation, as_address, reserve
 from ._supply import AnyResource, Kept, Supply, T
@@ -47,9 +49,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceMemory"]
 
+if TYPE_CHECKING or has_gil():
+    _Fields = MemoryFields
+else:
+    _Fields = LockedCounts
+
 
 @lacks
-class DeviceMemory(MemoryFields):
+class DeviceMemory(_Fields):
     """The memory of one device, shared by all loops that use it."""
 
     __slots__ = ("_known_reactor", "_own_stream", "_own_stream_lock", "_reactor", "_refused", "_supply",
@@ -174,9 +181,10 @@ class DeviceMemory(MemoryFields):
 
     def count_bytes(self, nbytes: int) -> None:
         """Add to the live bytes; a negative number subtracts."""
-        self.live_bytes += nbytes
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
+        with COUNTING:
+            self.live_bytes += nbytes
+            if self.live_bytes > self.peak_bytes:
+                self.peak_bytes = self.live_bytes
 
     # -- free ----------------------------------------------------------------------------------------------------
 
