@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aiocuda._base._checks import has_gil
 from aiocuda._core._form import form
 from tests.helpers import device, latch, no_blocking_calls, other, stream
 
@@ -130,6 +131,35 @@ FEW_ON_A_GPU: frozenset[str] = frozenset((
     "tests/testing/test_plugin.py",
 ))  # fmt: skip
 
+_FORM = "there is no compiled core on free-threaded Python"
+_STACK = "no stack of another thread is read on free-threaded Python"
+_PROMPT = "without the GIL, what a dropped object holds may go only in a garbage collection"
+_BYTES = "objects are larger on free-threaded Python"
+
+#: Functions of tests that free-threaded Python cannot run, and why: they are skipped there. Tests of CUDA are skipped
+#: in `tests.driver.cuda.fake.build` and `tests.helpers.open_peer`.
+NEEDS_GIL: dict[str, str] = {
+    "tests/context/test_context.py::test_memory_that_a_context_and_its_parts_take": _BYTES,
+    "tests/context/test_context.py::test_memory_that_entering_takes_with_a_driver_of_its_own": _BYTES,
+    "tests/core/test_build.py::test_reason_why_nothing_can_be_compiled": _FORM,
+    "tests/core/test_form.py::test_command_that_builds_runs_where_the_compiled_form_is_asked_for": _FORM,
+    "tests/core/test_reentrancy.py::test_garbage_collection_at_every_allocation": "without the GIL, a collection waits "
+    "for more garbage than one object",
+    "tests/data/test_processes.py::test_a_closed_loader_keeps_no_descriptor": _PROMPT,
+    "tests/data/test_processes.py::test_a_worker_that_cannot_be_replaced_leaves_nothing": _PROMPT,
+    "tests/data/test_processes.py::test_a_worker_that_cannot_start_leaves_nothing": _PROMPT,
+    "tests/test_log.py::test_a_callback_that_blocks_inside_asyncio_is_named": _STACK,
+    "tests/test_log.py::test_a_callback_that_blocks_the_loop_is_named": _STACK,
+    "tests/test_log.py::test_a_garbage_collection_that_blocks_the_loop_is_named": _STACK,
+    "tests/test_log.py::test_a_handler_of_the_standard_library_gets_lines": _STACK,
+    "tests/test_log.py::test_callback_that_blocks_the_loop_while_requests_wait_is_named": _STACK,
+    "tests/test_log.py::test_line_that_the_collector_interrupts_is_the_innermost_one": _STACK,
+    "tests/test_performance_warnings.py::test_stage_that_blocks_the_loop": _STACK,
+    "tests/test_stacks.py::test_collections_stay_disabled": _STACK,
+    "tests/test_stacks.py::test_stack_is_shown_as_in_a_traceback": _STACK,
+    "tests/test_stacks.py::test_stack_is_whole_though_a_collection_lets_its_thread_go_on": _STACK,
+}
+
 # Without an installed aiocuda, only this line loads the plugin. An installed aiocuda has an entry point with the name
 # of the module: pytest finds the plugin registered, and this line does nothing.
 pytest_plugins = ["aiocuda.testing.plugin"]
@@ -203,7 +233,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests in `ALONE`, `ALONE_ON_A_GPU` and `FEW_ON_A_GPU`.
+    """Mark the tests in `ALONE`, `ALONE_ON_A_GPU`, `FEW_ON_A_GPU` and `NEEDS_GIL`.
 
     The project's mark ``gpu`` becomes the plugin's ``aiocuda_gpu``. The shipped conformance suite has no mark of this
     project, so its slow tests are marked here.
@@ -215,6 +245,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("alone_on_a_gpu")
     if function.partition("::")[0] in FEW_ON_A_GPU:
         item.add_marker("few_on_a_gpu")
+    if function in NEEDS_GIL and not has_gil():
+        item.add_marker(pytest.mark.skip(reason=NEEDS_GIL[function]))
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))

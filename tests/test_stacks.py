@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from aiocuda._base._stacks import formatted, stack_of
 from tests.helpers import PATIENCE
 from tests.project.tree import ROOT
@@ -109,3 +111,9 @@ def test_stack_is_shown_as_in_a_traceback() -> None:
     names = [frame.f_code.co_name for frame in stack]
     assert names[-4:] == ["wait_inside", "run", "_bootstrap_inner", "_bootstrap"]
     assert re.findall(r"in (\w+)$", shown, re.MULTILINE) == names[::-1]
+
+
+def test_no_frame_of_another_thread_is_read_without_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread would leave the frames that are being read. There the process crashed."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert stack_of(threading.get_ident()) == []

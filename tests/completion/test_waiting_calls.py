@@ -17,7 +17,14 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Kernel
-from aiocuda.completion._waiting_calls import CURES, LONG, MOST_NAMED, WaitingCall, WaitingCalls
+from aiocuda.completion._waiting_calls import (
+    CURES,
+    LONG,
+    MOST_NAMED,
+    WaitingCall,
+    WaitingCalls,
+    oldest_unfinished,
+)
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from tests.helpers import Latch, Peer, open_peer, quickly, until
@@ -393,3 +400,26 @@ async def test_watch_of_calls_ends() -> None:
     (call,) = seen
     assert call.name == "cuKernelGetFunction"
     assert call.end - call.start == pytest.approx(1.5 * LONG)
+
+
+@pytest.mark.asyncio
+async def test_unfinished_work_is_found_while_another_thread_changes_it() -> None:
+    """Also on free-threaded Python, where a deque may change while another thread copies it."""
+    async with aiocuda.open_device(driver="host") as device:
+        stream = device.stream()
+        buffer = stream.empty(4)
+        over = threading.Event()
+
+        def look() -> int:
+            looks = 0
+            while not over.is_set():
+                oldest_unfinished(device.driver, MOST_NAMED)
+                stream.statistics()
+                looks += 1
+            return looks
+
+        looking = asyncio.ensure_future(asyncio.to_thread(look))
+        for value in range(300):
+            await quickly(aiocuda.gather(*(stream.fill(buffer, value) for _ in range(8))))
+        over.set()
+        assert await quickly(looking) > 0

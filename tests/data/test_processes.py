@@ -712,7 +712,7 @@ async def test_a_loader_that_is_cancelled_while_it_opens_leaves_nothing(device: 
         gc.collect()
         return shared_files() + len(os.listdir("/proc/self/fd")) - files + len(multiprocessing.active_children())
 
-    await until(lambda: not left(), "the end of all that the loader has opened")
+    await until(lambda: left() <= 0, "the end of all that the loader has opened")
 
 
 def held() -> tuple[int, int, int]:

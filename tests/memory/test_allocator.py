@@ -13,7 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda.device._resources import resources_of
-from aiocuda.memory import Adaptor
+from aiocuda.memory import Adaptor, LimitResource, StatisticsResource
 from tests.helpers import AFFINE, PATIENCE, SAXPY, Latch, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -342,3 +342,23 @@ async def test_managed_memory_is_freed_off_the_loop(stream: Stream, device: Devi
     latch.release()  # raises if the loop has waited until the latch ended by itself
     await stream.synchronize()
     await swept(device, 0)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["free lists", "adaptors"])
+async def test_loops_of_several_threads_count_every_byte(adapted: bool) -> None:
+    """Also on free-threaded Python, where another thread may run within a ``+=``."""
+    async with open_peer() as (_, device):
+        if adapted:
+            limit = device.memory.use(lambda upstream: LimitResource(upstream, 1 << 30))
+            counts = device.memory.use(StatisticsResource)
+
+        async def churn() -> None:
+            async with device.stream() as stream:
+                for _ in range(500):
+                    for buffer in [stream.empty(100, np.uint8) for _ in range(4)]:
+                        buffer.free()
+
+        await asyncio.gather(*(asyncio.to_thread(in_thread, churn) for _ in range(4)))
+        await swept(device, 0)
+        if adapted:
+            assert limit.live_bytes == counts.statistics().live_bytes == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import weakref
 from typing import Any
@@ -271,10 +272,11 @@ async def test_interface_that_cannot_be_is_refused_by_name(
 async def test_array_that_is_not_contiguous_is_refused_with_the_cure(stream: Stream) -> None:
     theirs = await filled(stream, 1, (4, 6))
     capsule = theirs.__dlpack__(stream=-1)
-    _dlpack._struct(capsule).dl_tensor.strides[0] = 1
+    tensor, strides = _dlpack._struct(capsule).dl_tensor, (ctypes.c_int64 * 2)(1, 1)
+    tensor.strides = strides  # NumPy before 2.4 gives none
     with pytest.raises(InvalidArgumentError, match=r"strides are \(4, 4\) bytes: pass x\.contiguous\(\)"):
         stream.adopt(capsule)
-    _dlpack._struct(capsule).dl_tensor.strides[0] = 6
+    strides[0] = 6
     stream.adopt(capsule)  # a refusal takes nothing out of it
 
 

@@ -75,7 +75,7 @@ _WAITING = _Waiting()
 
 
 def _all() -> list[Wait]:
-    return [wait for known in tuple(_waits.values()) if (wait := known()) is not None]
+    return [wait for known in list(_waits.values()) if (wait := known()) is not None]
 
 
 class _Suspects(Collection[Task]):
@@ -189,7 +189,7 @@ class Holder:
         task = self.task
         if task is None:
             return False
-        return task in stuck or any(each in stuck and _awaits(task, each) for each in tuple(self._waiters))
+        return task in stuck or any(each in stuck and _awaits(task, each) for each in list(self._waiters))
 
 
 #: The function that runs in this context.

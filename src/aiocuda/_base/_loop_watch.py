@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Final, Protocol
 
 from . import _collections
+from ._checks import has_gil
 from ._collections import COLLECTIONS
 from ._log import is_heard, log
 from ._stacks import stack_of
@@ -141,7 +142,7 @@ class LoopWatch:
     def sample(self) -> None:
         """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""
         self._sample = running_callback(self._thread_id)
-        self._idle = self._sample is None
+        self._idle = self._sample is None and has_gil()  # without the GIL, no callback is known
 
 
 def running_callback(thread_id: int) -> tuple[str, str] | None:

@@ -12,19 +12,23 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar, cast
 
+from ._checks import has_gil
+
 __all__ = ["formatted", "stack_of"]
 
 T = TypeVar("T")
 
 
 def stack_of(thread_id: int) -> list[FrameType]:
-    """Return the frames of a thread, the innermost first; none if it has ended.
+    """Return the frames of a thread, the innermost first; none if it has ended, or without the GIL.
+
+    On free-threaded Python the thread goes on meanwhile, and leaves frames that are being read: the process crashes.
 
     Reading `f_back` of a frame of another thread is not safe in Python 3.11: it makes an object, and that may begin a
     garbage collection. If this calls a function in Python, the other thread may go on and leave the frame, and the new
     object then refers to memory of something else.
     """
-    innermost = _without_collections(sys._current_frames).get(thread_id)
+    innermost = _without_collections(sys._current_frames).get(thread_id) if has_gil() else None
     if innermost is None:
         return []
     outwards = itertools.accumulate(itertools.repeat("f_back"), getattr, initial=innermost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any
 
+from .._base._shared import COUNTING, HAS_GIL
 from ._state import REFUSING
 
 if TYPE_CHECKING:
@@ -229,27 +230,40 @@ class LiveBlocks:
 
     def count(self, address: int, nbytes: int, home: Ring | None, resource: Any) -> None:
         """Count a block as live."""
-        self.records[address] = (nbytes, home, resource)
-        self.nbytes += nbytes
-        if self.nbytes > self.peak_bytes:
-            self.peak_bytes = self.nbytes
-        if home is not None:
-            home.live_bytes += nbytes
-            if home.live_bytes > home.peak_bytes:
-                home.peak_bytes = home.live_bytes
+        if not HAS_GIL:
+            COUNTING.acquire()
+        try:
+            self.records[address] = (nbytes, home, resource)
+            self.nbytes += nbytes
+            if self.nbytes > self.peak_bytes:
+                self.peak_bytes = self.nbytes
+            if home is not None:
+                home.live_bytes += nbytes
+                if home.live_bytes > home.peak_bytes:
+                    home.peak_bytes = home.live_bytes
+        finally:
+            if not HAS_GIL:
+                COUNTING.release()
 
     def count_bytes(self, nbytes: int) -> None:
         """Add to the live bytes; a negative number subtracts."""
-        self.nbytes += nbytes
-        if self.nbytes > self.peak_bytes:
-            self.peak_bytes = self.nbytes
+        with COUNTING:
+            self.nbytes += nbytes
+            if self.nbytes > self.peak_bytes:
+                self.peak_bytes = self.nbytes
 
     def discard(self, address: int) -> tuple[int, Ring | None, Any] | None:
         """Stop counting a block as live; return its record, or None if it is not live."""
         record = self.records.pop(address, None)
         if record is not None:
-            self.nbytes -= record[0]
-            home = record[1]
-            if home is not None:
-                home.live_bytes -= record[0]
+            if not HAS_GIL:
+                COUNTING.acquire()
+            try:
+                self.nbytes -= record[0]
+                home = record[1]
+                if home is not None:
+                    home.live_bytes -= record[0]
+            finally:
+                if not HAS_GIL:
+                    COUNTING.release()
         return record

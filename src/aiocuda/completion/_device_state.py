@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from .._base._shared import COUNTING
 from .._base._types import DeviceProperties, Priority
 from .._base._wrong_loop import wrong_loop
 from .._core import DeviceHot, Estimate, StreamOperation
@@ -298,11 +299,12 @@ class DeviceState:
 
     def stream_opened(self, count: int) -> None:
         """Count new streams, or closed ones. Streams share the hardware queues, so the limit of each stream changes."""
-        self.streams += count
-        if self.asynchronous:
-            self.budget.streams += count
-        else:
-            self.budget.default_streams += count
+        with COUNTING:
+            self.streams += count
+            if self.asynchronous:
+                self.budget.streams += count
+            else:
+                self.budget.default_streams += count
         for known in list(self.budget.device_states):
             device_state = known()
             if device_state is not None:

@@ -180,7 +180,7 @@ class IdleMoments:
             if reactor is None or reactor.loop is not self._reactor.loop or reactor.closed:
                 continue
             with reactor.query_guard:
-                for queue in tuple(reactor.queues):
+                for queue in list(reactor.queues):
                     if budget > 0 and not queue.watch.attended:
                         budget -= queue.poll(budget, newest_only=True)
 

@@ -152,7 +152,7 @@ class Jobs:
     def is_busy(self, loop_runs: bool) -> bool:
         """Return whether a thread runs a job, or the loop, which runs, has not received a job's result yet."""
         return bool(self._waiting if loop_runs else self.running) or any(
-            crew.is_busy() for crew in tuple(self._crews.values())
+            crew.is_busy() for crew in list(self._crews.values())
         )
 
     def report_unawaited(self, result: object, error: BaseException | None) -> None:

@@ -250,10 +250,10 @@ class Reactor:
         A loop that runs sees that itself; for others the driver is queried.
         """
         watched = self.loop.is_running()
-        for queue in tuple(self.queues):
+        for queue in list(self.queues):
             if queue.pending and (watched or not queue.rare.has_device_finished()):
                 return False
-        for queue in tuple(self.orphans):
+        for queue in list(self.orphans):
             if not queue.rare.has_device_finished():
                 return False
             self.orphans.pop(queue, None)
@@ -262,7 +262,7 @@ class Reactor:
     def counts(self) -> list[int]:
         """Return the counters, in the order of `COUNTS`."""
         counts = [getattr(self.hot if name in ("polls", "resolved") else self, name) for name in self.COUNTS]
-        counts[0] += sum(queue.enqueued for queue in tuple(self.opened))
+        counts[0] += sum(queue.enqueued for queue in list(self.opened))
         return counts
 
     def inline(self, queue: Ring) -> int:
@@ -627,7 +627,7 @@ class Reactor:
     def fail_all(self, fault: DeviceFault) -> None:
         """Fail all unfinished operations, awaited or not. Makes no driver call."""
         self.hot.faulted = True
-        for queue in tuple(self.queues):
+        for queue in list(self.queues):
             queue.rare.fail_all(fault)
             self.deactivate(queue)
             queue.watch.armed = None

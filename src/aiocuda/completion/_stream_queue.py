@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._base._arrays import MOST_BYTES
 from .._base._failure import Failure, Poison
+from .._base._shared import COUNTING
 from .._base._wakeups import wake_future
 from .._core import (
     ABANDONED,
@@ -142,8 +143,9 @@ class StreamQueue:
                 size=nbytes,
             )
         self.recorded_bytes += nbytes
-        ring.live_bytes += nbytes
-        ring.peak_bytes = max(ring.peak_bytes, ring.live_bytes)
+        with COUNTING:
+            ring.live_bytes += nbytes
+            ring.peak_bytes = max(ring.peak_bytes, ring.live_bytes)
 
     def set_stream(self, stream: object) -> None:
         """Set the public stream, which is made after its queue."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from .._base._label import shown
 from .._base._log import log
+from .._base._shared import copied
 from .._core import INTERNAL
 from ..driver.protocol import Driver
 
@@ -63,7 +64,7 @@ def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
     for known in list(reactors_of(driver)):
         reactor = known()
         for queue in () if reactor is None else list(reactor.queues):
-            pending = list(queue.pending)
+            pending = copied(queue.pending)
             if pending:
                 first = pending[0]
                 if first.kind is INTERNAL:

@@ -34,7 +34,7 @@ class ThreadDecoder:
 
     def running(self) -> dict[tuple[BatchJob, int], int]:
         """Return the index of each sample that is being decoded now, by its job and row."""
-        return {at: at[0].plan.indices[at[1]] for at in tuple(self._decoding.values())}
+        return {at: at[0].plan.indices[at[1]] for at in list(self._decoding.values())}
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> tuple[bool, bool]:
         """Decode rows of a batch and report them. **May block.**

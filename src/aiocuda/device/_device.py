@@ -362,7 +362,7 @@ class Device(Owner):
         if loop_state is not None:
             # First, since to free dropped memory may enqueue work.
             loop_state.reactor.guard(self.memory.sweep, loop_state.reactor)
-            for queue in tuple(loop_state.queues):
+            for queue in list(loop_state.queues):
                 await queue.rare.settle()
         while not (loop_states.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110
             await asyncio.sleep(TICK)  # closed loops set no event
@@ -448,7 +448,7 @@ class Device(Owner):
         loop_states = list(resources.loop_states)
         if self.driver.fault is None:
             for loop_state in loop_states:
-                for queue in tuple(loop_state.queues):
+                for queue in list(loop_state.queues):
                     del loop_state.queues[queue]
                     resources.streams.destroy(queue)
             while resources.loop_states.blocking():  # noqa: ASYNC110 - memory that is being locked

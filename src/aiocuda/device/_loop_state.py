@@ -415,13 +415,13 @@ class LoopStates:
             not queue.idle if loop_state.reactor.loop.is_running() else not queue.rare.has_device_finished()
             for loop_state in self
             if loop_state.reactor.loop is not here
-            for queue in tuple(loop_state.queues)
+            for queue in list(loop_state.queues)
         )
 
     def unfinished_operation(self) -> StreamOperation[Any] | None:
         """Return the newest operation of some stream that is not known to have finished, or None."""
         return next(
-            (tail for loop_state in self for queue in tuple(loop_state.queues) if (tail := queue.tail()) is not None),
+            (tail for loop_state in self for queue in list(loop_state.queues) if (tail := queue.tail()) is not None),
             None,
         )
 
@@ -434,7 +434,7 @@ class LoopStates:
         return any(
             not queue.rare.has_device_finished()
             for loop_state in [*self, *self._dead]
-            for queue in tuple(loop_state.queues)
+            for queue in list(loop_state.queues)
         )
 
     def counts(self) -> dict[str, int]:

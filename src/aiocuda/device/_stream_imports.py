@@ -41,7 +41,7 @@ class StreamImports:
         here = self._loop_states.exporting()
         has_handle = self._device_state.driver.stream_has_handle
         for loop_state in self._loop_states:
-            for queue in tuple(loop_state.queues):
+            for queue in list(loop_state.queues):
                 if queue.ended or (queue.rare.imported and loop_state is not here):
                     continue
                 if not (queue.rare.imported or self._device_state.asynchronous):

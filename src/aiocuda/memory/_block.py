@@ -122,7 +122,7 @@ class Block(BlockFields):
         """True while another library holds the block."""
         if not self.peers:
             return False
-        return any(isinstance(use, ExternalUse) and not use.is_settled for use in tuple(self.peers.values()))
+        return any(isinstance(use, ExternalUse) and not use.is_settled for use in list(self.peers.values()))
 
     def end_external_use(self, use: ExternalUse) -> None:
         """The other library has released the block."""

@@ -148,7 +148,7 @@ class Supply:
         kept = self.free_lists.tables()[0].get(stream, {})
         addresses = [*itertools.chain.from_iterable(list(kept.values()))]
         if len(self._resources) > 1:  # an adaptor does not list the addresses that it keeps
-            addresses += [address for address, record in tuple(self.kept.items()) if record[0] == stream]
+            addresses += [address for address, record in list(self.kept.items()) if record[0] == stream]
         for address in addresses:
             self.kept.pop(address, None)
         for resource in (self.free_lists, *self._resources[1:]):  # the free lists are in front of the first, the pool

@@ -430,7 +430,7 @@ class StreamProfiler(DeviceListener):
         return self._seconds + now - since, waits
 
     def __repr__(self) -> str:
-        count = sum(each.count for each in tuple(self._sums.values()))
+        count = sum(each.count for each in list(self._sums.values()))
         state = "off" if self._since is None else "on"
         return f"<StreamProfiler of {self.device.name}, {state}: {count} operation{'s' * (count != 1)}>"
 

@@ -278,7 +278,7 @@ class Timeline(DeviceListener):
         entries = len(queue.on_host)
         if entries or queue in self._on_host:
             self._on_host[queue] = entries
-            self._count(ON_HOST, at, sum(tuple(self._on_host.values())))
+            self._count(ON_HOST, at, sum(list(self._on_host.values())))
 
     def _count(self, name: str, at: float, value: int) -> None:
         values = self._counters.setdefault(name, [])
@@ -293,9 +293,9 @@ class Timeline(DeviceListener):
         return Recording(
             f"{self.device.name} ({self.device.driver.name} driver)",
             sorted(self.spans, key=lambda span: span.operation),  # the rows are in the order of first use
-            [monitor.record() for monitor in tuple(self._monitors.values())],
+            [monitor.record() for monitor in list(self._monitors.values())],
             tuple(self._jobs),
-            {name: tuple(values) for name, values in tuple(self._counters.items())},
+            {name: tuple(values) for name, values in list(self._counters.items())},
             self._host_zero,
             self.accuracy_us,
             batches,

@@ -1,4 +1,7 @@
-"""Drives the recording libcuda of ``fake.c``. It is built when the tests run: they need a C compiler."""
+"""Drives the recording libcuda of ``fake.c``. It is built when the tests run: they need a C compiler.
+
+Its tests are skipped on free-threaded Python, where CUDA is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
+
+from aiocuda._base._checks import has_gil
 
 _SOURCE = Path(__file__).with_name("fake.c")
 _WORD = 2**64 - 1
@@ -43,7 +50,9 @@ class Call:
 
 
 def build(folder: Path) -> Path:
-    """Compile the library."""
+    """Compile the library. Without the GIL, skip the test that asks for it."""
+    if not has_gil():
+        pytest.skip("CUDA is refused on free-threaded Python")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("these tests build a small C library: install a C compiler, or name one in CC")

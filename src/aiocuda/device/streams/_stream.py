@@ -22,6 +22,7 @@ from ..._base._mistakes import lacks, or_none, refuses
 from ..._base._owner import Outcome, Owner
 from ..._base._percentiles import mean_p50_p99
 from ..._base._scope import Scope
+from ..._base._shared import copied
 from ..._base._statistics import StreamStatistics
 from ..._base._types import Priority, SourceLine
 from ..._core import ENDED, INSTANT, EnqueuingStream, Operation, Ring, StreamOperation, nothing
@@ -521,7 +522,7 @@ class Stream(EnqueuingStream, Owner):
     def statistics(self) -> StreamStatistics:
         """Return counts of the stream's work so far."""
         self._resources.memory.look()
-        average, p50, p99 = (seconds * 1e3 for seconds in mean_p50_p99(self._queue.latencies))
+        average, p50, p99 = (seconds * 1e3 for seconds in mean_p50_p99(copied(self._queue.latencies)))
         transfers = self._transfers
         return StreamStatistics(
             operations=self._queue.enqueued, launches=self._newest.launches,

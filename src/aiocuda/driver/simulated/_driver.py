@@ -123,9 +123,10 @@ class SimulatedPort:
 
     def request_drain(self) -> None:
         """Wake the loop, unless it was woken and has not drained yet."""
-        if self._wake is not None and not self._wake_pending:
+        wake = self._wake  # another thread may close the port meanwhile
+        if wake is not None and not self._wake_pending:
             self._wake_pending = True
-            self._wake()
+            wake()
 
     def drain(self) -> list[int]:
         """Return and remove the tags that have arrived."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..._base._arrays import as_bytes
+from ..._base._shared import COUNTING
 from ...errors import DeviceOutOfMemory, InvalidArgumentError
 from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
@@ -35,35 +36,39 @@ class LimitResource(Adaptor):
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`. Beyond the limit: `aiocuda.DeviceOutOfMemory`, with ``requested limit live``."""
-        self.live_bytes += nbytes  # before the test: two threads must not both find the last bytes free
+        self._count(nbytes)  # before the test: two threads must not both find the last bytes free
         try:
             if self.live_bytes > self.limit:
                 raise self._beyond(nbytes)
             return self.upstream.allocate(nbytes, stream)
         except BaseException:
-            self.live_bytes -= nbytes
+            self._count(-nbytes)
             raise
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
         self.upstream.deallocate(address, nbytes, stream)
-        self.live_bytes -= nbytes
+        self._count(-nbytes)
 
     def reserve(self, nbytes: int, kind: str) -> Reservation:
         """See `Adaptor`. Beyond the limit: as `allocate`."""
-        self.live_bytes += nbytes
+        self._count(nbytes)
         try:
             if self.live_bytes > self.limit:
                 raise self._beyond(nbytes)
             return super().reserve(nbytes, kind)
         except BaseException:
-            self.live_bytes -= nbytes
+            self._count(-nbytes)
             raise
 
     def unreserve(self, reservation: Reservation) -> None:
         """See `Adaptor`."""
-        self.live_bytes -= reservation.nbytes  # before the call: if that fails, it is not repeated
+        self._count(-reservation.nbytes)  # before the call: if that fails, it is not repeated
         super().unreserve(reservation)
+
+    def _count(self, nbytes: int) -> None:
+        with COUNTING:
+            self.live_bytes += nbytes
 
     def _beyond(self, nbytes: int) -> DeviceOutOfMemory:
         live = self.live_bytes - nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..._base._shared import COUNTING
 from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
 
@@ -44,7 +45,7 @@ class StatisticsResource(Adaptor):
         try:
             address = self.upstream.allocate(nbytes, stream)
         except BaseException:
-            self._refusals += 1
+            self._refused()
             raise
         self._allocated(nbytes)
         return address
@@ -59,7 +60,7 @@ class StatisticsResource(Adaptor):
         try:
             reservation = super().reserve(nbytes, kind)
         except BaseException:
-            self._refusals += 1
+            self._refused()
             raise
         self._allocated(nbytes)
         return reservation
@@ -70,16 +71,22 @@ class StatisticsResource(Adaptor):
         super().unreserve(reservation)
 
     def _allocated(self, nbytes: int) -> None:
-        self._allocations += 1
-        self._classes[(nbytes - 1).bit_length()] += nbytes
-        self._live += nbytes
-        if self._live > self._peak:
-            self._peak = self._live
+        with COUNTING:
+            self._allocations += 1
+            self._classes[(nbytes - 1).bit_length()] += nbytes
+            self._live += nbytes
+            if self._live > self._peak:
+                self._peak = self._live
 
     def _deallocated(self, nbytes: int) -> None:
-        self._deallocations += 1
-        self._classes[(nbytes - 1).bit_length()] -= nbytes
-        self._live -= nbytes
+        with COUNTING:
+            self._deallocations += 1
+            self._classes[(nbytes - 1).bit_length()] -= nbytes
+            self._live -= nbytes
+
+    def _refused(self) -> None:
+        with COUNTING:
+            self._refusals += 1
 
     def statistics(self) -> ResourceStatistics:
         """Return a snapshot of the counts."""

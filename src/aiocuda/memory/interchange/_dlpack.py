@@ -40,6 +40,9 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _IS_COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
 _BFLOAT = 4  # kDLBfloat
 
+#: In place of the address 0 of an array of no bytes, which NumPy before 2.4 takes for no array. Nothing reads it.
+_NO_BYTES: Final = 64
+
 #: (DLDataTypeCode, bits) → NumPy's type string.
 _DTYPES: Final = {
     **{(code, bits): f"{kind}{bits // 8}" for code, kind in enumerate("iu") for bits in (8, 16, 32, 64)},
@@ -145,7 +148,7 @@ class ExportedArray:
         self._token = token
         self._returned = returned
         self.__array_interface__ = {
-            "data": (address, False),
+            "data": (address or _NO_BYTES, False),
             "shape": shape,
             "typestr": "<u2" if is_bfloat16(dtype) else dtype.str,
             "version": 3,
