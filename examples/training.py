@@ -78,8 +78,8 @@ def main(path, executor):
         nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(16 * 64, 8)
     ).to(place)
     trained = model if RANKS == 1 else nn.parallel.DistributedDataParallel(model)
-    if RANKS > 1:  # it regroups the gradients after its first step, and other groups are rounded otherwise: so that
-        trained(torch.zeros(BATCH, 1, 16, 16, device=place)).sum().backward()  # step comes before the training
+    if RANKS > 1:  # it regroups the gradients after its first step, and then rounds their sums otherwise
+        trained(torch.zeros(BATCH, 1, 16, 16, device=place)).sum().backward()  # so the first step is one on zeros
     optimizer = torch.optim.AdamW(model.parameters())
     with sync_loader(
         range(SAMPLES), fields=FIELDS, decode=decode, batch_size=BATCH, drop_last=True, workers=2, executor=executor,

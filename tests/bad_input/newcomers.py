@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 import aiocuda
 from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
 from aiocuda.cluster import open_cluster
-from aiocuda.data import DataLoader
+from aiocuda.data import DataLoader, TensorBatch, sync_loader
 from aiocuda.serving import BatchError, DeadlineError, MicroBatcher, asgi
 
 __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
@@ -24,6 +25,8 @@ COUNTED: Any = Kernel("counted", source="__global__ void counted(float* x, int n
 SCALED: Any = Kernel("scaled", source="__global__ void scaled(float* x, float a) {}", host=lambda x, a: None)
 PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
 SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
+LOADER: Any = DataLoader
+SYNC_LOADER: Any = sync_loader
 KERNEL: Any = Kernel(
     "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
 )
@@ -171,6 +174,26 @@ def captured(at: At, call: Callable[[Any], Any] = lambda stream: None) -> Any:
 async def open_second() -> Any:
     async with aiocuda.open_device(1, driver="host"):
         raise AssertionError("it was opened")
+
+
+class TorchLoader:
+    """As the one of PyTorch: it gives batches."""
+
+    batch_sampler = ((0, 1),)
+
+    def __iter__(self) -> Any:
+        return iter([np.zeros((2, 3))])
+
+
+def torch_dtype(name: str) -> Any:
+    """Return a stand-in for a dtype of PyTorch."""
+    return type("dtype", (), {"__module__": "torch", "__repr__": lambda self: f"torch.{name}"})()
+
+
+async def with_batch(at: At, function: Callable[[Any], Any], **options: Any) -> Any:
+    """Return the result of a function of a batch."""
+    async with LOADER(at.device, [1, 2], batch_size=2, **options) as opened:
+        return function(await anext(aiter(opened)))
 
 
 def loader(at: At, decode: Any, **options: Any) -> Any:
@@ -550,6 +573,121 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidArgumentError,
         "launch(kernel, *arguments, n=0) launches nothing",
     ),
+    "decode returns, with fields=": (
+        lambda at: with_batch(at, list, fields=[((), np.int64)], decode=lambda sample, out: sample + 1),
+        TypeError,
+        "decode returned a value of type int, and with fields= it writes into out: out[0][...] = value",
+    ),
+    "decode(sample, out, generator)": (
+        lambda at: loader(at, lambda sample, out, generator: None, fields=FIELDS),
+        InvalidTypeError,
+        "(sample, out, generator) requires 'generator', and decode may also take rng and epoch only",
+    ),
+    "fields of torch.float32": (
+        lambda at: loader(at, None, fields=[((4,), torch_dtype("float32"))]),
+        InvalidTypeError,
+        "torch.float32 is of torch: use np.float32",
+    ),
+    "fields of torch.bfloat16": (
+        lambda at: loader(at, None, fields=[((4,), torch_dtype("bfloat16"))]),
+        InvalidTypeError,
+        "torch.bfloat16 is of torch: NumPy lacks it",
+    ),
+    "DataLoader(torch loader)": (
+        lambda at: LOADER(at.device, TorchLoader()),
+        InvalidTypeError,
+        "a TorchLoader of torch, gives batches: sync_to_device(loader) copies them, and so does to_device(loader, dev",
+    ),
+    "DataLoader(dataset)": (
+        lambda at: LOADER([1], batch_size=4),
+        InvalidTypeError,
+        "missing a required argument: 'source': DataLoader(device, source, batch_size=64), or sync_loader(source, ",
+    ),
+    "DataLoader('cuda')": (
+        lambda at: LOADER("cuda", [1]),
+        InvalidTypeError,
+        "takes an aiocuda.Device, not 'cuda': `async with aiocuda.open_device() as device`, or sync_loader(source, …)",
+    ),
+    "DataLoader(device, dataset, 4)": (
+        lambda at: LOADER(at.device, [1], 4),
+        InvalidTypeError,
+        "too many positional arguments: DataLoader(device, source, batch_size=64), or sync_loader(source, batch_",
+    ),
+    "DataLoader(batchsize=)": (
+        lambda at: LOADER(at.device, [1], batchsize=4),
+        InvalidTypeError,
+        "DataLoader has no parameter 'batchsize': help(aiocuda.data.DataLoader) lists its parameters; the nearest name "
+        "is 'batch_size'",
+    ),
+    "DataLoader(multiprocessing_context=)": (
+        lambda at: LOADER(at.device, [1], multiprocessing_context="spawn"),
+        InvalidTypeError,
+        "leave it out",
+    ),
+    "with DataLoader()": (lambda at: enter(LOADER(at.device, [1])), InvalidTypeError, "is entered by `async with`"),
+    "sync_loader(device=)": (
+        lambda at: SYNC_LOADER([1], driver="host", device="cuda:0"),
+        InvalidTypeError,
+        "sync_loader has no parameter 'device': use index=, because sync_loader opens the device",
+    ),
+    "sync_loader(dataset=)": (
+        lambda at: SYNC_LOADER(dataset=[1], driver="host"),
+        InvalidTypeError,
+        "sync_loader has no parameter 'dataset': it is called source",
+    ),
+    "sync_loader(dataset, 4)": (
+        lambda at: SYNC_LOADER([1], 4, driver="host"),
+        InvalidTypeError,
+        "too many positional arguments: DataLoader(device, source, batch_size=64), or sync_loader(source, batch_",
+    ),
+    "DataLoader('images')": (
+        lambda at: LOADER(at.device, "images"),
+        InvalidTypeError,
+        "for example sorted(Path('images').iterdir())",
+    ),
+    "DataLoader(Path)": (
+        lambda at: LOADER(at.device, Path("images")),
+        InvalidTypeError,
+        "for example sorted(Path('images').iterdir())",
+    ),
+    "next(loader)": (
+        lambda at: next(SYNC_LOADER([1], driver="host")),
+        InvalidTypeError,
+        "next(iter(loader)) is the fi",
+    ),
+    "loader.set_epoch()": (
+        lambda at: SYNC_LOADER([1], driver="host").set_epoch(1),
+        AttributeError,
+        "loader.epoch(1) has the batches of epoch 1",
+    ),
+    "loader.dataset": (
+        lambda at: LOADER(at.device, [1]).dataset,
+        AttributeError,
+        "the program has what it gave to the",
+    ),
+    "loader.batch_size": (
+        lambda at: SYNC_LOADER([1], driver="host").batch_size,
+        AttributeError,
+        "the program has what it gave to the loader; len(loader) counts batches",
+    ),
+    "batch['image']": (
+        lambda at: with_batch(at, lambda batch: batch["image"]),
+        KeyError,
+        "the batch has no field 'image', only [0]",
+    ),
+    "tensors['image']": (lambda at: TensorBatch({0: 1})["image"], KeyError, "the batch has no field 'image', only [0]"),
+    **{
+        f"{name} {operation}": (compute, error, "`for (x,) in loader` unpacks")
+        for operation, function, error in (
+            ("+ 1", lambda batch: batch + 1, InvalidTypeError),
+            (".shape", lambda batch: batch.shape, AttributeError),
+            (".to()", lambda batch: batch.to("cuda"), AttributeError),
+        )
+        for name, compute in (
+            ("batch", lambda at, function=function: with_batch(at, function)),
+            ("tensors", lambda at, function=function: function(TensorBatch({0: 1}))),
+        )
+    },
     "open_device(1)": (lambda at: open_second(), InvalidArgumentError, "driver=HostDriver(devices=2) has more"),
 }
 

@@ -280,7 +280,7 @@ async def test_name_is_where_the_error_says(name: str) -> None:
 
 @pytest.mark.slow
 async def test_loader_of_a_thread_refuses_the_names_of_torch() -> None:
-    with pytest.raises(InvalidTypeError, match="DataLoader has no parameter 'num_workers': use workers="):
+    with pytest.raises(InvalidTypeError, match="sync_loader has no parameter 'num_workers': use workers="):
         await asyncio.to_thread(synchronous, num_workers=2)
 
 

@@ -20,7 +20,9 @@ from aiocuda._core._gather import Gathering
 from aiocuda.cluster._cluster import Cluster, ReplicaHandle
 from aiocuda.coordination._bracket import Bracket
 from aiocuda.coordination._node import Node
+from aiocuda.data import DataLoader, SyncBatches
 from aiocuda.data._sync_batch import SyncArray
+from aiocuda.data._tensor_batch import FieldMapping
 from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.pipeline import Ticket
@@ -101,6 +103,7 @@ CLASSES: dict[str, type] = {
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
+        *(DataLoader, FieldMapping, SyncBatches),
     )
 }
 
@@ -121,6 +124,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "graph": (aiocuda.Graph,),
     "group": (aiocuda.StreamGroup,),
     "handle": (ReplicaHandle,),
+    "loader": (DataLoader, SyncBatches),
     "memory": (DeviceMemory,),
     "node": (Node,),
     "operation": (aiocuda.Operation,),

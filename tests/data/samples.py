@@ -42,6 +42,16 @@ def write(sample: Any, out: Any) -> None:
     out["y"][...] = 2 * sample
 
 
+def returns_a_value(sample: Any, out: Any) -> Any:
+    write(sample, out)
+    return np.full((2, 3), sample, np.float32)
+
+
+def returns_its_views(sample: Any, out: Any) -> Any:
+    write(sample, out)
+    return {0: None, 1: out, 2: out["x"][0], 3: (out["x"], None)}.get(sample)
+
+
 def arrays(sample: Any) -> dict[str, Any]:
     return {"x": np.full((2, 3), sample, np.float32), "y": 2 * sample}
 

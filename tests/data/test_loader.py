@@ -248,8 +248,26 @@ async def test_an_empty_source_has_no_batch(device: Device) -> None:
     async with DataLoader(device, [], fields=FIELDS, decode=write) as loader:
         assert len(loader) == 0
         assert bool(loader)
-        assert await everything(loader) == []
-        assert await everything(loader) == []
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="no batch: 0 samples, batch_size=1, drop_last=False$") as caught:
+                assert await everything(loader) == []
+            assert caught[0].filename == everything.__code__.co_filename
+
+
+async def test_an_epoch_without_a_batch_warns(device: Device) -> None:
+    for source in (range(3), generator(3)):
+        options: dict[str, Any] = {"fields": FIELDS, "decode": write, "batch_size": 4, "drop_last": True}
+        async with DataLoader(device, source, **options) as loader:
+            with pytest.warns(RuntimeWarning, match="no batch: 3 samples, batch_size=4, drop_last=True$"):
+                assert await everything(loader) == []
+
+
+async def test_an_iterator_that_has_ended_raises(device: Device) -> None:
+    for source in (generator(4), iter(range(4)), agenerator(4)):
+        async with DataLoader(device, source, fields=FIELDS, decode=write, batch_size=2) as loader:
+            assert len(await everything(loader)) == 2
+            with pytest.raises(InvalidArgumentError, match="is an iterator that has ended: pass an object that can be"):
+                await everything(loader)
 
 
 @pytest.mark.parametrize(("drop_last", "count"), [(True, 2), (False, 3)])

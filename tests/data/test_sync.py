@@ -523,3 +523,50 @@ def test_a_forked_child_gets_an_error() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert (run.stdout, run.stderr) == ("0\n0 0 0\n0\n[0, 1, 2, 3] 2\n", "")
+
+
+# -- warnings about lines of the program -------------------------------------------------------------------------------
+
+
+def test_an_epoch_without_a_batch_warns_at_the_line_of_the_loader() -> None:
+    with pytest.warns(RuntimeWarning, match="no batch: 3 samples, batch_size=4, drop_last=True$") as caught:
+        with sync_loader(range(3), driver=HostDriver(), batch_size=4, drop_last=True) as batches:
+            assert list(batches) == []
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_the_rest_of_an_epoch_may_be_empty() -> None:
+    with loader(range(4), batch_size=4) as batches:
+        state = [batches.state_dict() for _ in batches][-1]
+    with loader(range(4), batch_size=4) as batches:
+        batches.load_state_dict(state)
+        assert [len(list(batches)) for _ in range(2)] == [0, 1]
+
+
+class Distributed:
+    """In place of `torch.distributed`."""
+
+    def __init__(self, ranks: int) -> None:
+        self.get_world_size = lambda: ranks
+        self.is_available = self.is_initialized = lambda: ranks > 0
+
+
+class RankSampler(list[int]):
+    num_replicas = 2
+
+
+def test_ranks_without_a_shard_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(2))
+    cure = r"each of 2 ranks loads all samples: shard=\(rank, 2\) divides them, and shard=\(0, 1\) says that"
+    with pytest.warns(RuntimeWarning, match=cure) as caught, loader(range(4)) as batches:
+        assert len(batches) == 4
+    assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, {"shard": (0, 1)}), (2, {"sampler": RankSampler([0, 1])}), (1, {}), (0, {})]
+)
+def test_no_shard_is_needed(monkeypatch: pytest.MonkeyPatch, ranks: int, options: dict[str, Any]) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(ranks))
+    with loader(range(4), **options) as batches:
+        assert len(list(batches)) == len(batches)

@@ -11,7 +11,15 @@ import aiocuda
 from aiocuda.data import DataLoader
 from aiocuda.data._fields import PATTERNS, Layout, SampleDecoder
 from aiocuda.driver.host import HostDriver
-from tests.data.samples import FIELDS, forgets_the_end_of_x, forgets_y, write, writes_patterns
+from tests.data.samples import (
+    FIELDS,
+    forgets_the_end_of_x,
+    forgets_y,
+    returns_a_value,
+    returns_its_views,
+    write,
+    writes_patterns,
+)
 
 EXECUTORS = [
     pytest.param({}, id="one thread"),
@@ -55,6 +63,19 @@ async def test_what_decode_writes_is_delivered_whatever_it_is(options: dict[str,
     found = await load(decode, options, check=True)
     assert found == await load(decode, options, check=False)
     assert len(found) == 6
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("options", EXECUTORS)
+async def test_a_value_that_decode_returns_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"a value of type ndarray, and with fields= it writes into out: out\['x'\]"):
+        await load(returns_a_value, options, check=False)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("options", EXECUTORS)
+async def test_decode_may_return_out_and_its_views(options: dict[str, Any]) -> None:
+    assert await load(returns_its_views, options, check=False) == [0, 2, 4, 6, 8, 10]
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "i4", "f8", "c16", "g", [("a", "u1"), ("b", "i8")]])

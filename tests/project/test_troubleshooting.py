@@ -183,6 +183,10 @@ async def name_of_a_subpackage(device: aiocuda.Device, stream: Stream) -> None:
     getattr(aiocuda, "DataLoader")  # noqa: B009 - a type checker reports it
 
 
+async def import_of_a_subpackage(device: aiocuda.Device, stream: Stream) -> None:
+    from aiocuda import DataLoader  # type: ignore[attr-defined]  # noqa: F401
+
+
 async def keyword_of_another_library(device: aiocuda.Device, stream: Stream) -> None:
     aiocuda.Kernel("k", source="", ptx="")  # type: ignore[call-arg]
 
@@ -230,8 +234,8 @@ PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(busy, operation_for_a_buffer, device_memory, dtypes, freed, closed, another_loop, deadlock),
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
     source_written,
-    *(task_of_an_operation, name_of_a_subpackage, keyword_of_another_library, loop_without_readers),
-    *(label_without_a_block, await_of_a_buffer, array_outlives_the_device),
+    *(task_of_an_operation, name_of_a_subpackage, import_of_a_subpackage, keyword_of_another_library),
+    *(loop_without_readers, label_without_a_block, await_of_a_buffer, array_outlives_the_device),
     *(functools.partial(mistake, name) for name in MISTAKES),
 ]
 
@@ -245,7 +249,7 @@ async def messages_of(program: Callable[[aiocuda.Device, Stream], Awaitable[None
             async with aiocuda.open_device(driver=driver, check=True) as device:
                 async with device.stream() as stream:
                     await program(device, stream)
-        except (aiocuda.AiocudaError, AttributeError, TypeError) as error:
+        except (aiocuda.AiocudaError, AttributeError, ImportError, KeyError, TypeError) as error:
             found.append(f"{type(error).__name__}: {error}")
         finally:
             driver.close()
@@ -275,6 +279,6 @@ def test_messages_of_other_machines_are_in_the_source() -> None:
 
 def test_each_class_exists() -> None:
     public = {*aiocuda.errors.__all__, *dir(aiocuda.serving)}
-    public |= {"AttributeError", "ResourceWarning", "RuntimeWarning", "TypeError"}
+    public |= {"AttributeError", "ImportError", "ResourceWarning", "RuntimeWarning", "TypeError"}
     public |= {"PytestUnraisableExceptionWarning"}  # pytest's
     assert {name for name, _ in SYMPTOMS} - public == set()

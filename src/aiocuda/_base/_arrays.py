@@ -72,6 +72,9 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         return _PLAIN[dtype]
     except (KeyError, TypeError):  # TypeError: a list of fields cannot be looked up
         pass  # not a common one: check it
+    if type(dtype).__module__ == "torch":
+        name = str(dtype).removeprefix("torch.")
+        raise InvalidTypeError(f"{dtype!r} is of torch: {f'use np.{name}' if hasattr(np, name) else 'NumPy lacks it'}")
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError) as error:  # UnicodeEncodeError is one

@@ -7,6 +7,7 @@ The decorators add nothing that a type checker sees, so a mistake stays an error
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -112,24 +113,26 @@ def or_none(method: Callable[P, R]) -> Callable[P, R]:
     return method
 
 
-def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords(
+    cure: str, positional: str = "", /, *more: str, **cures: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: a keyword argument that the method lacks raises an `InvalidTypeError` with the cure.
 
     ``cures`` has the cures of single names, ``cure`` that of all others, and ``positional`` that of too many positional
-    arguments, and of missing ones. A hot path takes ``**unknown`` instead, and raises `unknown_keyword`, which costs no
-    call.
+    arguments, and of missing ones. ``more`` are names that it takes by ``**``. A hot path takes ``**unknown`` instead,
+    and raises `unknown_keyword`, which costs no call.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
-        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]).union(more)
         signature = inspect.signature(method)
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             if not kwargs.keys() <= names:
-                raise unknown_keyword(called, kwargs.keys() - names, cure, cures)
+                raise unknown_keyword(called, kwargs.keys() - names, cure, cures, names)
             if positional:
                 try:
                     signature.bind(*args, **kwargs)
@@ -142,10 +145,14 @@ def keywords(cure: str, positional: str = "", /, **cures: str) -> Callable[[Call
     return decorate
 
 
-def unknown_keyword(called: str, names: Iterable[str], cure: str, cures: Mapping[str, str]) -> InvalidTypeError:
-    """Return the error for keyword arguments that a method lacks; see `keywords`."""
+def unknown_keyword(
+    called: str, names: Iterable[str], cure: str, cures: Mapping[str, str], known: Iterable[str] = ()
+) -> InvalidTypeError:
+    """Return the error for keyword arguments that a method lacks; see `keywords`. ``known`` are those that it has."""
     name = min(names, key=lambda each: (each not in cures, each))  # rather one with a cure of its own
-    return InvalidTypeError(f"{called} has no parameter {name!r}: {cures.get(name, cure)}")
+    near = [] if name in cures else difflib.get_close_matches(name, sorted(known), 1)
+    cure = "; ".join([cures.get(name, cure), *(f"the nearest name is {each!r}" for each in near)])
+    return InvalidTypeError(f"{called} has no parameter {name!r}: {cure}")
 
 
 def add_reader(loop: asyncio.AbstractEventLoop, descriptor: int, callback: Callable[[], object]) -> None:

@@ -24,6 +24,11 @@ _ARRAY = (
     "std var argmax argmin all any"
 )
 
+_LOADER = {
+    "set_epoch": "loader.epoch(1) has the batches of epoch 1; each loop over it is the next epoch",
+    "dataset sampler batch_size num_workers": "the program has what it gave to the loader; len(loader) counts batches",
+}
+
 #: For each class and module: names that it lacks, separated by spaces, and what to use in their place.
 _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "AsyncCoordinator": {
@@ -53,6 +58,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Capture": {"launch replay update close wait": "`async with stream.capture() as graph`, and the graph has it"},
     "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
+    "DataLoader": _LOADER,
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
@@ -91,6 +97,10 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "acquire_timing acquire_timing_event": "`await pool.acquire(timing=True)`",
         "put release_event return_event": "pool.release(event) ends the loan",
         "stats metrics": _STATISTICS.format("pool"),
+    },
+    "FieldMapping": {
+        f"{_ARRAY} to cuda float half long permute view dim device pin_memory": "a batch is a mapping of arrays: "
+        "`for (x,) in loader` unpacks those with one field, and batch[field] is an array",
     },
     "Gathering": {"cancel": "cancel the task that awaits it, or drop each result by operation.abandon()"},
     "Graph": {
@@ -189,6 +199,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "size num_streams stats metrics": _STATISTICS.format("pool"),
         "close": _CLOSE.format("pool"),
     },
+    "SyncBatches": _LOADER,
     "SyncArray": {"cpu cuda numpy float half long to permute view reshape size dim device": _TENSOR},
     "Ticket": {
         "cancel": "its item goes on. Cancel the task that awaits it; to end all items, leave the pipeline's block",

@@ -15,6 +15,7 @@ from ..lowlevel import block_of, handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ..stream import Stream
 from ._fields import are_positional
+from ._tensor_batch import FieldMapping
 
 if TYPE_CHECKING:
     from ..lowlevel import Queue
@@ -111,7 +112,7 @@ class BatchMemory:
                     block_of(buffer).depend(end)
 
 
-class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
+class Batch(ProcessLocal, FieldMapping, Mapping[Any, DeviceBuffer]):
     """The arrays of some samples on a device: a mapping from field to `DeviceBuffer`.
 
     If the fields are 0, 1, …, iteration yields the values, as that of a tuple: ``async for image, label in loader``.

@@ -11,11 +11,12 @@ from typing import Any, Literal
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks
 from .._base._tasks import start_task
+from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
 from ._job import BatchJob
 from ._resources import LoaderResources
-from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader
+from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader, iterator_has_ended
 from ._threads import ignore
 from ._upload import BatchUpload, collated
 
@@ -97,6 +98,7 @@ class EpochRun:
         self._options = options = resources.options
         self._clock = resources.now if resources.has_timer else None
         self._ahead = ahead
+        self._may_be_empty = order.start > 0  # a state of the last batch has an empty rest
         self._feed: IndexFeed | StreamReader | AsyncReader
         if options.kind == "map":
             assert options.length is not None
@@ -159,6 +161,17 @@ class EpochRun:
                 if self._awaited_from is not None:
                     self._resources.meter.add_upload_wait(self._resources.now() - self._awaited_from)
                     self._awaited_from = None
+
+    def check_empty(self, line: SourceLine | None, *, is_first: bool) -> None:
+        """Warn if the epoch has ended without a batch; raise if its source is an iterator that had ended before."""
+        if self._may_be_empty:
+            return
+        feed, options = self._feed, self._options
+        if not (is_first or feed.samples or isinstance(feed, IndexFeed) or feed.has_own_iterator):
+            raise iterator_has_ended(options.source, "a loader")
+        shard = f", shard={options.shard}" if options.shard[1] > 1 else ""
+        given = f"{feed.samples} samples, batch_size={options.batch_size}, drop_last={options.drop_last}{shard}"
+        (line or SourceLine.of_caller()).warn(f"an epoch of this loader has no batch: {given}", RuntimeWarning)
 
     def put_back(self, batch: LoadingBatch) -> None:
         """Return the newest batch of `next` again at the next call: it did not reach the program."""
@@ -264,6 +277,7 @@ class EpochRun:
         if plan is None:
             self._exhausted = True
             return
+        self._may_be_empty = True
         if plan.number in self._ahead:
             return
         resources = self._resources

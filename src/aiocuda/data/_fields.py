@@ -141,10 +141,13 @@ class SampleDecoder:
             sample = self.source[index]
         if self.decode is None:
             _copy_sample(sample, out)
-        elif self.keywords:
-            self.decode(sample, out, **self._values(*place))
-        else:
-            self.decode(sample, out)
+            return
+        returned = self.decode(sample, out, **self._values(*place)) if self.keywords else self.decode(sample, out)
+        if returned is not None and not _is_of(returned, out):
+            raise TypeError(
+                f"decode returned a value of type {type(returned).__name__}, and with fields= it writes into out: "
+                f"out[{next(iter(out.keys()))!r}][...] = value; or leave fields= out"
+            )
 
     def _values(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the keywords of ``decode``."""
@@ -188,6 +191,14 @@ class SampleDecoder:
             assert self.decode is not None
             return self.decode(sample, **self._values(*place))
         return sample if self.decode is None else self.decode(sample)
+
+
+def _is_of(returned: Any, out: Mapping[Any, npt.NDArray[Any]]) -> bool:
+    """True for what a decoder may return that has written: None, ``out``, its views, as functions with ``out=`` do."""
+    if isinstance(returned, tuple):
+        return all(_is_of(each, out) for each in returned)
+    views = out.values() if isinstance(returned, np.ndarray) else ()
+    return returned is None or returned is out or any(np.may_share_memory(returned, view) for view in views)
 
 
 def _bytes_of(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

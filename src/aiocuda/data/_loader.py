@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from .._base._checks import check_integer
-from .._base._mistakes import keywords
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import finish_shielded, unlimited
@@ -26,7 +26,7 @@ from ..lowlevel import resources_of
 from ._advice import LoaderAdvice, advise
 from ._batch import Batch, Delivery
 from ._epoch import EpochRun, LoadingBatch
-from ._options import Executor, LoaderOptions, OnError
+from ._options import Executor, LoaderOptions, OnError, shard_of
 from ._resources import LoaderResources
 from ._sharing import Payload
 from ._sources import MapSource, Order, Positions, Shuffle
@@ -36,9 +36,29 @@ from ._tensor_batch import TensorBatch
 from ._tensors import Tensors, check_output
 from ._typed import BatchT, FieldLike, LoaderKeywords
 
-__all__ = ["DataLoader", "EpochBatches"]
+__all__ = ["DataLoader", "EpochBatches", "loader_keywords"]
+
+#: For the options, which `sync_loader` passes on.
+loader_keywords = keywords(
+    "help(aiocuda.data.DataLoader) lists its parameters",
+    "DataLoader(device, source, batch_size=64), or sync_loader(source, batch_size=64) in a plain loop",
+    *LoaderKeywords.__annotations__,
+    dataset="it is called source",
+    device="use index=, because sync_loader opens the device",
+    num_workers="use workers=; with executor='process' they are processes",
+    pin_memory="leave it out, because the memory of batches is always pinned",
+    collate_fn="use collate=; or fields= and decode(sample, out), which need no copy",
+    prefetch_factor="use prefetch=, the number of batches in all",
+    persistent_workers="leave it out, because workers live as long as the loader is open",
+    batch_sampler="use sampler=, which gives the indices of single samples, and batch_size=",
+    generator="use shuffle=Shuffle(seed=0)",
+    multiprocessing_context="leave it out, because a server forks the processes of executor='process'",
+    worker_init_fn="open files and set seeds when the source is first used",
+)
 
 
+@lacks
+@refuses(__enter__="is entered by `async with`; sync_loader(source, …) is for a plain `with`")
 class DataLoader(Owner, Generic[BatchT]):
     """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
 
@@ -92,7 +112,8 @@ class DataLoader(Owner, Generic[BatchT]):
         rank's samples. A resumed epoch iterates it again, and the indices before the position must be the same.
     shard
         (rank, world size): this loader delivers every ``world size``-th sample, from sample ``rank`` on. Every rank
-        gets the same number of samples; without ``drop_last``, samples of the start are repeated for that.
+        gets the same number of samples; without ``drop_last``, samples of the start are repeated for that. None is
+        (0, 1), with a warning where `torch.distributed` has several ranks.
     prefetch
         The number of batches that are decoded, uploaded or ready while the consumer has one. ``2 * workers`` if a
         sample is a whole batch.
@@ -140,17 +161,7 @@ class DataLoader(Owner, Generic[BatchT]):
         **options: Unpack[LoaderKeywords],
     ) -> None: ...
 
-    @keywords(
-        "help(aiocuda.data.DataLoader) lists its parameters",
-        num_workers="use workers=; with executor='process' they are processes",
-        pin_memory="leave it out, because the memory of batches is always pinned",
-        collate_fn="use collate=; or fields= and decode(sample, out), which need no copy",
-        prefetch_factor="use prefetch=, the number of batches in all",
-        persistent_workers="leave it out, because workers live as long as the loader is open",
-        batch_sampler="use sampler=, which gives the indices of single samples, and batch_size=",
-        generator="use shuffle=Shuffle(seed=0)",
-        worker_init_fn="open files and set seeds when the source is first used",
-    )
+    @loader_keywords
     def __init__(
         self,
         device: Device,
@@ -166,19 +177,22 @@ class DataLoader(Owner, Generic[BatchT]):
         ordered: bool = True,
         shuffle: Shuffle | None = None,
         sampler: Iterable[int] | None = None,
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | None = None,
         prefetch: int = 3,
         on_error: OnError = "raise",
         timeout: float | None = None,
         restarts: int = 1,
         output: Literal["torch"] | None = None,
     ) -> None:
-        resources_of(device)  # refuses what is no device
+        if not isinstance(device, Device):
+            cure = "`async with aiocuda.open_device() as device`, or sync_loader(source, …) in a plain loop"
+            raise InvalidTypeError(f"DataLoader(device, source, …) takes an aiocuda.Device, not {device!r:.60}: {cure}")
         self.device = device
+        self._line: SourceLine | None = None  # that warnings are about
         self._options = options = LoaderOptions.checked(
-            source, fields, decode, collate, shuffle, sampler, shard, batch_size=batch_size, drop_last=drop_last,
-            workers=workers, executor=executor, ordered=ordered, prefetch=prefetch, on_error=on_error, timeout=timeout,
-            restarts=restarts,
+            source, fields, decode, collate, shuffle, sampler, shard_of(shard, sampler), batch_size=batch_size,
+            drop_last=drop_last, workers=workers, executor=executor, ordered=ordered, prefetch=prefetch,
+            on_error=on_error, timeout=timeout, restarts=restarts,
         )  # fmt: skip
         self._payload: Payload | None = None
         if options.executor == "process":
@@ -274,6 +288,7 @@ class DataLoader(Owner, Generic[BatchT]):
                         self._meter.deliver(requested, len(loading.indices), plan.padded)
                         self._newest = None if self._tensors is None else loading
                         return self._delivery.deliver(plan.number, loading.indices, upload.stream, upload.memory)
+                run.check_empty(self._line, is_first=self._run_end is None)
             except asyncio.CancelledError:
                 raise
             except BaseException:
@@ -302,6 +317,11 @@ class DataLoader(Owner, Generic[BatchT]):
         self._progress.take_back()
         self._meter.take_back(len(newest.indices), newest.plan.padded)
         self._run.put_back(newest)
+
+    def warn_at(self, line: SourceLine) -> Self:
+        """Return the loader, whose warnings are about this line: no line of the program is on the stack of its task."""
+        self._line = line
+        return self
 
     def _begin(
         self, batches: EpochBatches[Any], resources: LoaderResources, order: Order, ahead: frozenset[int]

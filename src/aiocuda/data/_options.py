@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -12,13 +13,14 @@ import numpy as np
 
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import as_count, check_timeout, flag, is_coroutine_function, is_function
+from .._base._types import SourceLine
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..pipeline import OnError, check_on_error
 from ._fields import Layout, SampleDecoder
 from ._sampler import SampledOrder, check_sampler
 from ._sources import Order, Shuffle, SourceKind, kind_of, length_of
 
-__all__ = ["Executor", "LoaderOptions", "OnError"]
+__all__ = ["Executor", "LoaderOptions", "OnError", "shard_of"]
 
 Executor: TypeAlias = Literal["thread", "process"]
 
@@ -75,6 +77,11 @@ class LoaderOptions:
         **options: Any,
     ) -> LoaderOptions:
         """Return the options, or raise `InvalidTypeError` or `InvalidArgumentError` with the value and the cure."""
+        if getattr(source, "batch_sampler", None) is not None:
+            raise InvalidTypeError(
+                f"the source, a {type(source).__name__} of torch, gives batches: sync_to_device(loader) copies them, "
+                "and so does to_device(loader, device); or pass loader.dataset"
+            )
         kind = kind_of(source)
         batch_size = as_count(options["batch_size"], "batch_size", 1)
         layout = None if fields is None else Layout(_fields(fields), batch_size)
@@ -190,8 +197,12 @@ def _keywords_of(decode: Any, positional: int) -> tuple[str, ...]:
     parameters = list(signature.parameters.values())[positional:]
     bound = decode.keywords if isinstance(decode, functools.partial) else {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {each.name for each in parameters if each.kind in kinds and each.name not in bound}
-    return tuple(sorted(named & {"rng", "epoch"}))
+    named = {each.name: each.default for each in parameters if each.kind in kinds and each.name not in bound}
+    found = named.keys() & {"rng", "epoch"}
+    for name in named.keys() - found:
+        if named[name] is inspect.Parameter.empty:
+            raise InvalidTypeError(f"decode{signature} requires {name!r}, and decode may also take rng and epoch only")
+    return tuple(sorted(found))
 
 
 def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
@@ -210,6 +221,17 @@ def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
             "Shuffle(seed=0, window=1000)"
         )
     return shuffle
+
+
+def shard_of(shard: Any, sampler: Any) -> Any:
+    """Return the shard of a loader. Without one, warn if `torch.distributed` has ranks that take the same samples."""
+    distributed = sys.modules.get("torch.distributed")
+    if shard is None and distributed is not None and distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1 and getattr(sampler, "num_replicas", 1) == 1:
+            cure = f"shard=(rank, {ranks}) divides them, and shard=(0, 1) says that a rank takes all"
+            SourceLine.of_caller().warn(f"each of {ranks} ranks loads all samples: {cure}", RuntimeWarning)
+    return (0, 1) if shard is None else shard
 
 
 def _checked_shard(shard: Any) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -23,7 +24,7 @@ from ._sampler import SampledOrder
 
 __all__ = [
     "AsyncReader", "BatchPlan", "IndexFeed", "MapSource", "Order", "Permutation", "Positions", "Shuffle", "SourceKind",
-    "Step", "StreamReader", "WindowShuffle", "kind_of", "length_of",
+    "Step", "StreamReader", "WindowShuffle", "iterator_has_ended", "kind_of", "length_of",
 ]  # fmt: skip
 
 SourceKind: TypeAlias = Literal["map", "iterable", "async"]
@@ -83,10 +84,12 @@ def kind_of(source: Any) -> SourceKind:
     InvalidTypeError
         It is a string, bytes or a mapping, or has none of the three forms.
     """
-    if isinstance(source, (str, bytes, bytearray, Mapping)):
+    if isinstance(source, (str, bytes, bytearray, Mapping, os.PathLike)):
+        is_path = isinstance(source, (str, os.PathLike))
+        cure = f"sorted(Path({str(source)!r}).iterdir())" if is_path else "list(x.items())"
         raise InvalidTypeError(
             f"a source of samples is a sequence, an iterable or an asynchronous iterable, not a "
-            f"{type(source).__name__}: pass a list, for example list(x.items())"
+            f"{type(source).__name__}: pass a list, for example {cure}"
         )
     if isinstance(source, AsyncIterable):
         return "async"
@@ -290,6 +293,7 @@ class IndexFeed:
             length = len(order.sampled)
         elif order.shuffle is not None:
             self._permutation = Permutation(length, order.shuffle, order.epoch)
+        self.samples = length  #: of the epoch
         self._positions = Positions(length, order)
         self._batches = len(self._positions)
         self._block = max(1, BLOCK // order.batch_size) * order.batch_size
@@ -381,7 +385,7 @@ class StreamReader:
         self._iterate = iterate
         self._iterator: Iterator[Any] | None = None
         self._batches = _StreamBatches(order)
-        self._index = 0
+        self.samples = 0  #: that were read
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
 
@@ -402,12 +406,12 @@ class StreamReader:
                     self._ended = True
                     self._plans.extend(self._batches.end())
                 else:
-                    self._plans.extend(self._batches.add(self._index, sample))
-                    self._index += 1
+                    self._plans.extend(self._batches.add(self.samples, sample))
+                    self.samples += 1
         except BaseException as error:
             self._ended = True
             failure = failure_of(error)
-            note_source(failure, self._index)
+            note_source(failure, self.samples)
             if failure is error:
                 raise
             raise failure from error
@@ -436,7 +440,7 @@ class AsyncReader:
         self._iterate = iterate
         self._iterator: AsyncIterator[Any] | None = None
         self._batches = _StreamBatches(order)
-        self._index = 0
+        self.samples = 0  #: that were read
         self._plans: deque[BatchPlan] = deque()
         self._ended = False
         self._scope = scope
@@ -453,7 +457,7 @@ class AsyncReader:
                 await self._read()
         except Exception as error:
             self._ended = True
-            note_source(error, self._index)
+            note_source(error, self.samples)
             raise
         return self._plans.popleft() if self._plans else None
 
@@ -467,8 +471,8 @@ class AsyncReader:
                 self._ended = True
                 self._plans.extend(self._batches.end())
             else:
-                self._plans.extend(self._batches.add(self._index, sample))
-                self._index += 1
+                self._plans.extend(self._batches.add(self.samples, sample))
+                self.samples += 1
 
     async def aclose(self) -> None:
         """Close the iterator, if it is an asynchronous generator."""
@@ -481,6 +485,15 @@ class AsyncReader:
                     await close()
             except StopAsyncIteration as error:
                 raise failure_of(error) from error
+
+
+def iterator_has_ended(source: object, use: str) -> InvalidArgumentError:
+    """Return the error for a source that gives nothing, since it is an iterator that was read before."""
+    return InvalidArgumentError(
+        f"the source of these batches, of type {type(source).__name__}, is an iterator that has ended: pass an object "
+        "that can be iterated again, such as a list, a loader, or one whose __iter__ is the generator function; or "
+        f"make an iterator and {use} for each epoch"
+    )
 
 
 def note_source(error: BaseException, index: int) -> None:

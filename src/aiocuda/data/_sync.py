@@ -14,7 +14,8 @@ from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeV
 
 import numpy.typing as npt
 
-from .._base._types import ProcessLocal
+from .._base._mistakes import lacks, refuses
+from .._base._types import ProcessLocal, SourceLine
 from .._processes._main_guard import check_main_guard
 from ..device import Device, open_device
 from ..driver import DriverName
@@ -24,7 +25,8 @@ from ..lowlevel import OPEN_DEVICES
 from ..memory import DeviceBuffer
 from ._advice import LoaderAdvice
 from ._batch import Batch, memory_of
-from ._loader import DataLoader, EpochBatches
+from ._loader import DataLoader, EpochBatches, loader_keywords
+from ._options import shard_of
 from ._sources import MapSource
 from ._statistics import DeviceBatchesStats, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
@@ -61,11 +63,13 @@ def sync_loader(
 ) -> SyncBatches[SyncBatch]: ...
 
 
+@loader_keywords
 def sync_loader(
     source: MapSource | Iterable[Any] | AsyncIterable[Any],
     *,
     index: SupportsIndex = 0,
     driver: DriverName | Driver = "auto",
+    output: Literal["torch"] | None = None,
     **options: Any,
 ) -> SyncBatches[Any]:
     """Return the batches of a loader for a training loop that blocks its thread.
@@ -94,8 +98,10 @@ def sync_loader(
     if options.get("executor") == "process":
         functions = {"source": source, "decode": options.get("decode")}
         check_main_guard(functions, "executor='process'", ", or use executor='thread'")
-    thread = _LoopThread(index, driver, lambda device: DataLoader(device, source, **options))
-    return SyncBatches(thread, options.get("output"))
+    at = SourceLine.of_caller()
+    options["shard"] = shard_of(options.get("shard"), options.get("sampler"))
+    thread = _LoopThread(index, driver, lambda device: DataLoader(device, source, output=output, **options).warn_at(at))
+    return SyncBatches(thread, output)
 
 
 @overload
@@ -305,6 +311,7 @@ class _LoopThread(Generic[Loader]):
             raise error
 
 
+@refuses(__next__="is no iterator: next(iter(loader)) is the first batch of the next epoch")
 class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
     """The batches of a loader for a thread without an event loop.
 
@@ -523,6 +530,7 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
         return f"<{type(self).__name__} of {self._thread.loader!r}>"
 
 
+@lacks
 class SyncBatches(_Batches[DataLoader[Any], SyncBatchT]):
     """The batches of a loader for a thread without an event loop. Made by `sync_loader`.
 

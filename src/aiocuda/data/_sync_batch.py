@@ -17,6 +17,7 @@ from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ._batch import Batch, memory_of
 from ._fields import are_positional
+from ._tensor_batch import FieldMapping
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]
 
@@ -210,7 +211,7 @@ class SyncArray:
         return f"<SyncArray {self.shape} {self.dtype}>"
 
 
-class SyncBatch(ProcessLocal, Mapping[Any, SyncArray]):
+class SyncBatch(ProcessLocal, FieldMapping, Mapping[Any, SyncArray]):
     """A batch on a device for a thread without an event loop: a mapping from field to `SyncArray`.
 
     Iteration, also by ``for image, label in batches``, is that of a `Batch`.

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
+from .._base._mistakes import lacks, refuses
 from ._fields import are_positional
 
-__all__ = ["TensorBatch"]
+__all__ = ["FieldMapping", "TensorBatch"]
 
 
-class TensorBatch(dict[Any, Any]):
+@lacks
+@refuses("is a mapping of arrays: `for (x,) in loader` unpacks a batch with one field, and batch[field] is an array")
+class FieldMapping:
+    """The base of batches: it refuses what their arrays have."""
+
+    __slots__ = ()
+
+
+class TensorBatch(FieldMapping, dict[Any, Any]):
     """A batch as PyTorch's own tensors: a dictionary, by field. ``output="torch"`` of a loader delivers it.
 
     If the fields are 0, 1, …, iteration yields the values: ``for images, labels in loader``. The tensors live as long
@@ -33,6 +42,9 @@ class TensorBatch(dict[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """Yield the names of the fields; the tensors, if the fields are 0, 1, …."""
         return iter(self.values() if are_positional(self.keys()) else self.keys())
+
+    def __missing__(self, field: Any) -> Any:
+        raise KeyError(f"the batch has no field {field!r}, only {list(self.keys())}")
 
     def keep(self) -> Self:
         """Return the batch."""

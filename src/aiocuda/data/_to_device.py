@@ -35,7 +35,7 @@ from ..lowlevel import as_source, owned, resources_of
 from ..stream import Stream
 from ._batch import Batch, Delivery
 from ._source_state import UNKNOWN, SourceState
-from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, kind_of
+from ._sources import AsyncReader, BatchPlan, Order, SourceKind, StreamReader, iterator_has_ended, kind_of
 from ._statistics import DeviceBatchesStats, LoaderMeter
 from ._tensor_batch import TensorBatch
 from ._tensors import Tensors, check_output
@@ -497,11 +497,7 @@ class SourcePass(Owner):
     def _check_empty(self) -> None:
         """Raise if the source gave no batch because it is an iterator that had ended before."""
         if not (self._may_be_empty or self._reader.has_own_iterator):
-            raise InvalidArgumentError(
-                f"the source of these batches, of type {type(self._source).__name__}, is an iterator that has ended: "
-                "pass an object that can be iterated again, such as a list, a loader, or one whose __iter__ is the "
-                "generator function; or make an iterator and to_device(…) for each epoch"
-            )
+            raise iterator_has_ended(self._source, "to_device(…)")
 
     def _loaded(self) -> _Loading | None:
         """Return the next batch if its upload has ended; else have the consumer woken then."""

@@ -44,7 +44,7 @@ class LoaderKeywords(TypedDict, total=False):
     ordered: bool
     shuffle: Shuffle | None
     sampler: Iterable[int] | None
-    shard: tuple[int, int]
+    shard: tuple[int, int] | None
     prefetch: int
     on_error: OnError
     timeout: float | None
