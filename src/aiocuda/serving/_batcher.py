@@ -174,9 +174,10 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         self._loop_watch: LoopWatch | None = None
         self._is_watched = False  # the loop is, because requests wait
         self._timer: asyncio.Handle | None = None  # for the earliest request
+        self._resources = None if device is None else resources_of(device)
         #: Returns the seconds that running batches have to end.
         self._drain_time: Callable[[], float] = (
-            (lambda: DRAIN_TIMEOUT) if device is None else resources_of(device).deadline.left
+            (lambda: DRAIN_TIMEOUT) if self._resources is None else self._resources.deadline.left
         )
         self._scope = Scope(
             "this batcher", "make one in each loop, share the device", "make another one",
@@ -483,7 +484,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         fault = self._find_fault()
         if fault is not None:
             raise fault.again()
-        if self.device is not None and resources_of(self.device).closed:
+        if self._resources is not None and self._resources.closed:
             raise ClosedError(
                 "the device of this batcher was closed before it: put the batcher's block inside that of the device, "
                 "`async with aiocuda.open_device() as device, MicroBatcher(…, device=device) as batcher`"
@@ -573,8 +574,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         with self._scope.entering():
             self._places = Places(self.device, self._options.max_concurrent_batches)
             self._loop = asyncio.get_running_loop()
-        if self.device is not None:
-            resources = resources_of(self.device)
+        resources = self._resources
+        if resources is not None:
             use = "`async with MicroBatcher(function, ...) as batcher`"
             self._scope.must_end(use, SourceLine.of_caller(), lambda: resources.closed)
             self._fault_watch = FaultWatch(self._loop, self._find_fault)
