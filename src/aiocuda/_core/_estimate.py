@@ -104,7 +104,10 @@ class Estimate:
             self.agreed -= 1
 
     def shorten(self, factor: float) -> None:
-        """Scale the estimate: together with operations of other kinds, its operations took less time than predicted."""
+        """Scale the estimate by a factor below 1: operations of several kinds have ended before their predicted end.
+
+        One query has found the end of all of them, so only the sum of their durations is known.
+        """
         if self.seconds is not None:
             self.seconds *= factor
 

@@ -163,9 +163,11 @@ class Gathering(Awaitable[T]):
         return coroutine_of(self)
 
     def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the unfinished operations by one countdown, unless a finished one has failed; return the results."""
         # The loops are in methods: there the compiled form knows the types.
         queues: dict[Ring, StreamOperation[Any]] = {}
         waiting = self._unfinished(queues)
+        # If none has finished, none has failed.
         if waiting and (self._return_exceptions or len(waiting) == len(self._operations) or self._failed() is None):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
             self._wait_by(countdown, waiting)
@@ -224,10 +226,13 @@ class Gathering(Awaitable[T]):
                 operation.remove_waiter(countdown)
 
     def _has_to_yield(self, queues: Mapping[Ring, object]) -> bool:
-        """Count a `gather` that does not suspend, as an await of one operation. ``queues`` had unfinished ones."""
-        if queues:
+        """Count a `gather` that does not suspend as one await; return True if the loop has to turn before it returns.
+
+        A task whose awaits never suspend would keep the loop from others: see `Turn`.
+        """
+        if queues:  # their operations have ended in the query
             return next(iter(queues)).reactor_hot.turn.is_over()
-        operations = self._operations
+        operations = self._operations  # all were finished before
         return bool(operations) and operations[0].queue.reactor_hot.turn.is_over_for_task()
 
     def _outcomes(self) -> list[Any]:

@@ -17,7 +17,9 @@ __all__ = ["Native"]
 class Native:
     """The functions in C of a call that a stream repeats: `aiocuda.driver.protocol.NativeCall`.
 
-    The compiled form makes them in place of the driver's `RecordedCall`, and of its queries.
+    The compiled form makes them in place of the driver's `RecordedCall`, and of its queries. It is a copy of the fields
+    of the `NativeCall`: addresses of functions, of their arguments, and of words that say whether the driver or the
+    stream is closed. ``_letters`` and ``_places`` are the type and the address of each argument of a kernel.
     """
 
     __slots__ = ("_block", "_calls", "_closed", "_event", "_letters", "_name", "_not_ready", "_owner", "_pack",
@@ -44,7 +46,9 @@ class Native:
         self._owner = call.owner
 
     def enqueue(self, values: Sequence[Any], lease: Lease) -> bool:
-        """Enqueue the work, and record the event of a lease. Return False if the driver's own call has to do it.
+        """Enqueue the work, and record the event of a lease.
+
+        Return False if the driver or the stream is closed: the driver's own call then raises the error.
 
         Raises
         ------
@@ -59,12 +63,12 @@ class Native:
         at = 0
         for value in values:
             if not write_value(self._letters[at], self._places[at], value):
-                self._pack(*values)
+                self._pack(*values)  # a value that C does not convert: the driver writes all, or raises its error
                 break
             at += 1
-        code = call_four(self._work, self._block) if self._work else 0
+        code = call_four(self._work, self._block) if self._work else 0  # without work, only the event is recorded
         if code:
-            self._refuse(self._name, code)
+            self._refuse(self._name, code)  # raises, unless the driver has done the work in another way
         code = call_two(self._record, event, self._stream)
         if code:
             self._refuse("cuEventRecord", code)

@@ -228,10 +228,12 @@ class Ring:
             self.rare.refuse_unusable()
 
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
-        """Return the stream and its last operation, whose event comes after all its work; (stream, None) if it is idle.
+        """Return what the next user of memory that is freed now has to wait for, if no event need be recorded for it.
 
-        None if there is no such operation: other libraries may enqueue on a shared stream; and an operation with a
-        result must not live as long as the memory that is freed after it.
+        (stream, operation): the last operation of the stream; its event comes after all work of the stream.
+        (stream, None): the stream is idle.
+        None: an event has to be recorded, because other libraries may enqueue on the stream; or the operation has a
+        result, which would live as long as the freed memory; or it has no event.
         """
         pending = self.pending
         if self.obstacles & SHARED:

@@ -410,7 +410,10 @@ class StreamOperation(Operation[T_co]):
         self.value = error
 
     def fail_copy_out(self, error: BaseException) -> None:
-        """Fail in its turn: the host's work after the device has finished has failed."""
+        """Fail after all earlier operations: `copy_out`, the host's part after that of the device, has raised an error.
+
+        Later operations run: the stream is not poisoned. The poison reports the failure if the program never sees it.
+        """
         poison = Poison(error, self.queue.loop, str(self))
         self.fail_in_turn(poison.failure(), error)
         self.note_unseen(poison)

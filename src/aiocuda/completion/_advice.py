@@ -116,7 +116,7 @@ class RoundTripWatch:
             reactor.watch_again()  # also if every operation so far has ended: a later pass ends the probe
 
     def close(self, reactor: Reactor) -> None:
-        """End a probe without its result."""
+        """End the probe that runs, without advice. The next pass of the reactor, if one comes, begins anew."""
         probe, self._probe = self._probe, None
         self._busy_passes = 0
         if probe is not None:
@@ -200,8 +200,8 @@ class _Probe:
         self._before_call = 0.0  # seconds between its start event and its call
         self._seconds = 0.0  # on the device
         self._first = 0.0  # the time of the first operation
-        self._same, self._other = _Trips(), _Trips()  # to the same stream, and to another one
-        self._others = 0  # operations that the host enqueued without such a wait
+        self._same_stream, self._other_stream = _Trips(), _Trips()
+        self._no_trips = 0  # operations that the host enqueued without such a wait
         self._elsewhere = False  # another loop uses the device
 
     def on_submit(self, operation: Operation[Any]) -> None:
@@ -241,23 +241,28 @@ class _Probe:
         self.timing = True  # a device reads it when a listener is added
         device_state.add_listener(self)
         self._last, self._first = None, 0.0
-        self._same, self._other = _Trips(), _Trips()
-        self._others = 0
+        self._same_stream, self._other_stream = _Trips(), _Trips()
+        self._no_trips = 0
 
     def _count(self, last: _Newest, new: StreamOperation[Any], task: object, now: float) -> None:
+        """Count two operations as a round trip, or as none.
+
+        A round trip: one task has awaited ``last`` and enqueues ``new`` within `MOST_BETWEEN`, while no operation is
+        in flight. The device has no work meanwhile.
+        """
         if last.kind == "upload" and last.queue is new.queue and (last.gives_buffer or self._last_is_staged):
-            return  # the next operation uses the buffer that is the result; the time of a staged copy is that of chunks
+            return  # ``new`` may need the buffer that an upload returns; a staged copy is timed by its chunks
         if (
             self._in_flight
             or task is None
             or task is not self._task
             or self._line is None
-            or not 0.0 < self._awaited_until
+            or self._awaited_until == 0.0
             or now - self._awaited_until > MOST_BETWEEN
         ):
-            self._others += 1
+            self._no_trips += 1
             return
-        trips = self._same if last.queue is new.queue else self._other
+        trips = self._same_stream if last.queue is new.queue else self._other_stream
         trips.add(self._line, now - self._enqueued_at - self._seconds, last.queue.name, new.queue.name)
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
@@ -283,15 +288,15 @@ class _Probe:
     @property
     def has_trips(self) -> bool:
         """True if most operations were enqueued after an await of the one before."""
-        counted = self._same.count + self._other.count
-        return counted > 0 and counted >= LEAST_SHARE * (counted + self._others)
+        counted = self._same_stream.count + self._other_stream.count
+        return counted > 0 and counted >= LEAST_SHARE * (counted + self._no_trips)
 
     def advise(self) -> None:
         """Warn if round trips have left the device without work for much of the time."""
         seconds = self._enqueued_at - self._first
         if self._elsewhere or seconds <= 0.0 or not self.has_trips:
             return
-        for trips, give in ((self._same, _advise_chain), (self._other, _advise_streams)):
+        for trips, give in ((self._same_stream, _advise_chain), (self._other_stream, _advise_streams)):
             if trips.count >= LEAST_TRIPS and trips.idle >= LEAST_IDLE * seconds:
                 self._reactor.guard(give, trips, trips.idle / seconds)
 

@@ -259,13 +259,16 @@ class NotifierPool:
         return armed
 
     def tick(self, tokens: list[int]) -> list[ArmedNotifier]:
-        """Quarantine and return the notifiers that are silent for two passes of the watchdog after their event."""
+        """Quarantine and return the notifiers that have been silent for two passes of the watchdog after their event.
+
+        ``tokens`` are the permissions of the `Budget` to arm one: theirs go back.
+        """
         lost: list[ArmedNotifier] = []
         for tag, armed in list(self.armed.items()):
             if not armed.is_settled:
                 continue
             armed.silent_ticks += 1
-            if armed.silent_ticks > 2:
+            if armed.silent_ticks > 2:  # the first pass may be right after the event
                 del self.armed[tag]
                 self.quarantined[tag] = armed.index
                 if armed.token is not None:

@@ -655,7 +655,10 @@ class Reactor:
             self.report("the driver refused to say how far it is; it is asked again", error)
 
     def close(self) -> None:
-        """Stop watching. The loop may be closed already."""
+        """Stop watching: the device ends, or its loop has ended. Waiters of jobs and of idle moments get an error.
+
+        The notifiers go to the next loop, or to the waits of this loop that need no device.
+        """
         if self.closed:
             return
         self.closed = True

@@ -232,9 +232,12 @@ class StreamQueue:
         copy_out: CopyOut | None = None,
         value: object = None,
     ) -> StreamOperation[Any]:
-        """Enqueue an operation that is submitted when ``gate`` is open. Later operations wait for it."""
+        """Enqueue an operation that the host holds until ``gate`` is open, and then submits. Later ones wait behind it.
+
+        A gate waits for what only the host sees: a page lock, a host function, an operation of another driver.
+        """
         ring = self._ring()
-        if ring.obstacles & RECORDED:
+        if ring.obstacles & RECORDED:  # a graph cannot hold work on the host: the error names the method
             self.refuse_unusable(kind)
         ring.check()
         operation: StreamOperation[Any] = new_operation(ring, kind, INSTANT if kind == "wait" else estimate, keep)
@@ -577,20 +580,23 @@ class StreamQueue:
         self.place_failed(operation, error, failure)
 
     def place_failed(self, operation: StreamOperation[Any], error: BaseException, failure: Failure) -> None:
-        """Put an operation in its place with its failure. Later operations do not run."""
+        """Fail an operation that the stream has not accepted, after all earlier ones. Later ones do not run.
+
+        Its call has raised, or it is skipped, because an operation before it has failed.
+        """
         ring = self._ring()
         pending = ring.pending
         if not ring.active:
             ring.reactor.activate(ring)
         if operation.submitted_at == IN_CALL:
-            operation.submitted_at = 0.0
-        if not pending or pending[-1] is not operation:
+            operation.submitted_at = 0.0  # its call is over
+        if not pending or pending[-1] is not operation:  # a call that raises may have been in the queue already
             ring.append(operation)
         if operation.status < DONE:
             operation.status = SUBMITTED
         operation.fail_in_turn(failure, error)
         ring.poison = failure.poison
-        ring.unmarked_wait_at = ring.enqueued  # after the failure is read, `end` needs a new marker
+        ring.unmarked_wait_at = ring.enqueued  # no event stands for it: `end` has to record one
         ring.attend()
 
     def fail_all(self, fault: DeviceFault) -> None:

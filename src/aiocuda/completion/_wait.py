@@ -79,7 +79,10 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
 
 
 def _operations_of(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> list[Any]:
-    """Return the operations that ``x`` stands for. Those of one call and one stream share an event."""
+    """Return the operations that ``x`` stands for. Work of other libraries becomes an operation by `_foreign`.
+
+    ``streams`` has those made in this call of `wait`: one stream gets one event.
+    """
     if isinstance(x, (list, tuple)):
         return [operation for each in x for operation in _operations_of(each, loop, streams)]
     own = getattr(type(x), "_awaited", None)

@@ -132,7 +132,10 @@ class WaitingCalls:
                 self._note(name, start, end, running or self._running())
 
     def _running(self) -> list[_Facts]:
-        """Return what is said of the oldest unfinished operations. They are not held, since they may hold results."""
+        """Return facts about the oldest unfinished operations, for the report of a call that turns out long.
+
+        They are copies: an operation that a call in progress held would keep its result alive.
+        """
         unfinished = oldest_unfinished(self._driver, MOST_NAMED)
         return [(each.kernel or each.kind, each.label, each.stream_name) for each in unfinished]
 
