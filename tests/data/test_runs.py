@@ -39,6 +39,28 @@ def job() -> BatchJob:
     return BatchJob(plan, HostSlot(0, None, None), lambda job: None)
 
 
+def test_a_job_may_be_added_while_a_worker_counts_the_rows_that_wait() -> None:
+    """The loop adds jobs without the lock of the workers, for which it would wait."""
+    queue = RowQueue(1, MOST)
+
+    class Counted(BatchJob):
+        """A job whose rows are counted while the loop adds another job."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "left":
+                queue.put(job())
+            return super().__getattribute__(name)
+
+    numbers = tuple(range(SIZE))
+    plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
+    for _ in range(2):
+        queue.put(Counted(plan, HostSlot(0, None, None), lambda job: None))
+    queue.note_seconds(MOST / 4, 1)
+    taken = queue.take()
+    assert taken is not None
+    assert len(taken[1]) == 4
+
+
 def runs(rows: RowQueue) -> list[int]:
     found = []
     while (taken := rows.take()) is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._base._shared import copied
 from .._base._thread_times import ThreadTimes
 from .._base._user_code import failure_of
 from ._sources import BatchPlan
@@ -232,7 +233,7 @@ class RowQueue:
         """Let workers take rows of a job again, before all others. No worker is woken."""
         job.put_back(rows)
         with self._lock:
-            if job not in self._jobs:
+            if job not in copied(self._jobs):
                 self._jobs.appendleft(job)
 
     def take(self) -> tuple[BatchJob, Sequence[int]] | None:
@@ -251,7 +252,7 @@ class RowQueue:
         each = self._row_seconds
         if not each:
             return 1
-        waiting = sum(job.left for job in self._jobs)
+        waiting = sum(job.left for job in copied(self._jobs))  # the loop adds jobs meanwhile
         return max(1, min(waiting // self._at_once, int(self.most_seconds / each)))
 
     def note_seconds(self, seconds: float, rows: int) -> None:
