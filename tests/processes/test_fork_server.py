@@ -36,10 +36,7 @@ class Generator:
     def initial_seed(self):
         return self._seed
 
-class Default(Generator):
-    pass
-
-default_generator = Default()
+default_generator = Generator()
 default_generator.seed()
 """
 

@@ -47,6 +47,9 @@ _HARMLESS: Final = ("/dev/null", "/dev/random", "/dev/urandom")
 #: Modules below these folders are not the program's own.
 _INSTALLED: Final = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
 
+#: Packages whose generators each process seeds, wherever they are installed.
+_SEEDED: Final = ("numpy", "torch")
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of sys/prctl.h
 
 #: A module, and the names that are imported from it; they may be modules, too.
@@ -256,7 +259,7 @@ def _open_files() -> set[tuple[str, str]]:
 def _has_random_numbers(module: ModuleType) -> bool:
     """True if a module of the program has a generator: all processes would draw the same numbers."""
     file = getattr(module, "__file__", None)
-    if not file or file.startswith(_INSTALLED):
+    if not file or file.startswith(_INSTALLED) or module.__name__.partition(".")[0] in _SEEDED:
         return False
     numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     kinds = {random.Random}
