@@ -482,6 +482,14 @@ class Left(NamedTuple):
         return cls(count, blocks, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
 
 
+async def drop_cancelled_timers() -> None:
+    """Let asyncio drop its cancelled timers, which it keeps until there are more than a hundred, with their contexts."""
+    loop = asyncio.get_running_loop()
+    for timer in [loop.call_later(60, gc.collect) for _ in range(101)]:
+        timer.cancel()
+    await asyncio.sleep(0)
+
+
 async def measure(make: Row, driver: Any, third: int, limits: Sequence[float]) -> list[Left]:
     """Return the growth in thirds of a run, from the second on, until one is within the limits; six thirds at most.
 
@@ -493,6 +501,7 @@ async def measure(make: Row, driver: Any, third: int, limits: Sequence[float]) -
         for _ in range(6):
             for _ in range(third):
                 await anext(iterations)
+            await drop_cancelled_timers()
             # The simulated driver keeps a clock of each stream: since Python 3.14, the collector knows such dicts, too.
             now = Left.in_process(dicts=driver != "simulated")
             if before is not None:
