@@ -193,6 +193,31 @@ def _lateness(streams: int, seconds: float) -> Row:
     )
 
 
+def _workload(name: str, title: str, sizes: Mapping[str, float], small: Mapping[str, float]) -> Row:
+    return Row(
+        name=f"workload_{name}",
+        title=title,
+        module="workloads",
+        unit="ms",
+        better="lower",
+        baseline="the synchronous mode of the same program, with equal results",
+        bounds=(Bound("ratio", at_most=1.0),),
+        sizes={**sizes, "repeats": 7},
+        small={**small, "repeats": 2},
+        group="workloads",
+    )
+
+
+def _colouring(name: str) -> Row:
+    """With 20 colours for 150 vertices, no search ends before its last sweep."""
+    return _workload(
+        name,
+        f"{name.replace('_', ' ')}: a sweep over 32 colourings of a random graph of 150 vertices",
+        {"vertices": 150, "colours": 20, "replicas": 32, "sweeps": 400},
+        {"vertices": 30, "colours": 4, "replicas": 2, "sweeps": 16},
+    )
+
+
 def _streams_bound(count: int, tasks: float) -> Row:
     return Row(
         name=f"streams_bound_{count}",
@@ -768,6 +793,13 @@ _ALL = (
         sizes={"rows": 64, "handlers": 64, "streams": 4, "slice": 0.3, "launches": 500, "repeats": 3, "runs": 5},
         small={"handlers": 8, "slice": 0.03, "launches": 50, "repeats": 1, "runs": 2},
         group="waits",
+    ),
+    *map(_colouring, ("annealing", "conflict_repair", "reservoir")),
+    _workload(
+        "quantum",
+        "quantum: a time step of a wave function of 256 × 256 points, measured every ten steps",
+        {"points": 256, "steps": 1000},
+        {"points": 64, "steps": 20},
     ),
     *_STALL_ROWS,
 )

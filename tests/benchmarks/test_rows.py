@@ -56,6 +56,12 @@ TINY: dict[str, float] = {
     "runs": 1,
     "slice": 0.001,
     "idle": 1,
+    "vertices": 20,
+    "colours": 3,
+    "replicas": 2,
+    "sweeps": 9,
+    "points": 64,
+    "steps": 11,
 }
 
 
