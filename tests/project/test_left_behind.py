@@ -483,7 +483,7 @@ class Left(NamedTuple):
 
 
 async def drop_cancelled_timers() -> None:
-    """Let asyncio drop its cancelled timers, which it keeps until there are more than a hundred, with their contexts."""
+    """Let asyncio drop its cancelled timers: it keeps up to a hundred, with their contexts."""
     loop = asyncio.get_running_loop()
     for timer in [loop.call_later(60, gc.collect) for _ in range(101)]:
         timer.cancel()
