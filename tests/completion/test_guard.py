@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda import Device, DriverError
+from aiocuda import Device, DeviceFault, DriverError
 from aiocuda.completion._device_state import CAPTURERS
 from aiocuda.completion._idle_moment import is_idle
 from aiocuda.device._resources import resources_of
@@ -204,6 +204,38 @@ async def test_no_query_while_the_capture_guard_is_refused(monkeypatch: pytest.M
             assert len(reports.failures) == 1
         assert not unguarded
         assert depth == 0
+
+
+def fault() -> DeviceFault:
+    return DeviceFault("the device has faulted", code=719, device=0, operation=None)
+
+
+@pytest.mark.parametrize("error", [refusal, fault])
+async def test_end_of_the_capture_guard_that_is_refused_fails_no_operation(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException]
+) -> None:
+    monkeypatch.setitem(sys.modules, CAPTURERS[0], object())
+    async with open_peer(Peer(polls_freely=True)) as (peer, device):
+        refused: list[int] = []
+
+        def end() -> None:
+            refused.append(1)
+            raise error()
+
+        stream = device.stream()
+        with Reports() as reports, Latch(device) as latch:
+            peer.before["end_queries"] = end
+            await stream.synchronize()  # queried by the await
+            by_await = len(refused)
+            hold = latch.hold(stream)
+            task = asyncio.create_task(hold.wait())
+            await latch.held()
+            await wait_and_tick(device, lambda: len(refused) > by_await)  # by the reactor
+            latch.release()
+            await asyncio.wait_for(task, PATIENCE)
+            del peer.before["end_queries"]
+            assert by_await > 0
+            assert len(reports.failures) == (error is refusal)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")

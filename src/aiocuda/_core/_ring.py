@@ -594,7 +594,7 @@ class Ring:
             return
         finally:
             if guarded:
-                driver.end_queries()
+                self.reactor.query_guard.end()
         self.resolve_to(operation)
 
     # -- resolve -------------------------------------------------------------------------------------------------------

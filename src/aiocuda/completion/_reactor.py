@@ -91,7 +91,16 @@ class QueryGuard:
         self._depth -= 1
         if self.open and not self._depth:
             self.open = False
+            self.end()
+
+    def end(self) -> None:
+        """End the driver's ``begin_queries``. A refusal is reported: no operation has caused it."""
+        try:
             self._device_state.driver.end_queries()
+        except DeviceFault:
+            pass  # as at the beginning
+        except AiocudaError as error:
+            self._reactor.report_refusal(error)
 
 
 class PollAllowance:
