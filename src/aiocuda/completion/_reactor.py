@@ -340,15 +340,15 @@ class Reactor:
         early = self.alarm.early
         reached = max(now + early, self.alarm.reached)  # what is due by then: the alarm rings early on purpose
         shortest = step(len(self.hot.attended))
-        # While callbacks come, they are on time, and queries beside armed ones are put off. Callbacks that were held up
-        # and now come together show nothing of that kind.
+        # Until ``quiet_from``, queries beside armed callbacks are put off: callbacks have come just now, so the driver
+        # is not held up. While callbacks count as late, this shows nothing: they may have come together, after a delay.
         quiet_from = self._last_notified + shortest + early if now >= self._held_up_until else -math.inf
         due, following = self.hot.due(reached, quiet_from, OVERDUE + early, shortest)
         unarmed: list[Ring] = []
         armed: list[Ring] = []
         for queue in due:
             watch = queue.watch
-            if now < watch.poll_until:
+            if now < watch.poll_until:  # `_look_later` has set the time of a poll, not of a single query
                 watch.polling = True
                 self.sleeps += 1
                 self._spin_soon()
@@ -356,7 +356,7 @@ class Reactor:
                 unarmed.append(queue)
             else:
                 armed.append(queue)
-        if len(armed) > MOST_CHECKED and now >= self._held_up_until:
+        if len(armed) > MOST_CHECKED and now >= self._held_up_until:  # a few at a time, unless callbacks are late
             armed, put_off = _in_turn(armed, now)
             for queue in put_off:
                 queue.watch.poll_from += shortest
@@ -414,7 +414,7 @@ class Reactor:
                 budget -= resolved
                 if resolved and budget > 0:
                     if queue in self.hot.attended:
-                        self.plan(queue)  # if only an older operation with a waiter was done, the poll continues
+                        self.plan(queue)  # the poll continues if only an older operation than the target was done
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
                     if queue in self.hot.attended:
