@@ -163,7 +163,7 @@ class EventWatch:
 
     def _read_port(self) -> None:
         """Have the loop read the port of the notifiers: this watch has no host. Arm none if the loop cannot read it."""
-        # Called by `close`, or when the watch is collected with its loop. Notifiers are never destroyed: the next loop
+        # `close` calls it, or the collection of the watch with its loop. Notifiers are never destroyed: the next loop
         # takes them over.
         self._give_back = weakref.finalize(self, self._notifiers.give, self._driver, self._budget.tokens)
         self._give_back.atexit = False
@@ -316,10 +316,10 @@ class EventWatch:
         self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
 
     def _has_armed(self, source: int) -> bool:
-        """Return whether a notifier is armed for a stream: for any wait; for an event: for a wait that was given up.
+        """Return whether an armed notifier of another wait serves a new wait for the same stream or event, too.
 
-        So waits that are given up behind a long kernel hold one notifier, however many there are. Two live waits for
-        one event have a notifier each, since it may be recorded again in between.
+        For a stream, each does. For an event, only that of a wait that was given up: the event may have been recorded
+        again. So however many waits are given up behind a long kernel, they hold one notifier.
         """
         for armed in self._notifiers.armed.values():
             if isinstance(armed.queue, _Source) and armed.queue.handle == source and not armed.is_settled:

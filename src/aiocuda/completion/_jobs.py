@@ -71,7 +71,7 @@ class Jobs:
     def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
         """Run ``work`` on a thread of the driver, then ``finish(result, error)`` on the loop.
 
-        The driver then puts the tag of the job into the port, and the reactor calls `finished` with it.
+        After ``work``, the driver puts the tag of the job into the port. The reactor then calls `finished` on the loop.
         """
         if self.closed:
             raise ClosedError("the device has been closed: nothing more is given to its threads")
@@ -158,10 +158,7 @@ class Jobs:
         return made, lambda: self._crews.pop(tag, None)
 
     def is_busy(self, loop_runs: bool) -> bool:
-        """Return whether a thread is at work, or, if ``loop_runs``, whether the loop has still to finish a job.
-
-        A loop that does not run will finish none.
-        """
+        """Return whether a thread is at work. With ``loop_runs``, a job also counts until the loop has finished it."""
         return bool(self._waiting if loop_runs else self.running) or any(
             crew.is_busy() for crew in list(self._crews.values())
         )
