@@ -53,7 +53,7 @@ class BoundCall:
         self.queue = queue
         self.kind = kind
         self.estimate = estimate
-        self._after_wait = estimate.after_wait
+        self._after_wait = estimate.after_wait  # of an operation that directly follows a wait
         self._call = call
         native = native_call(call) if COMPILED else None  # the same in C, if the driver has it
         self._native = None if native is None else Native(native)
@@ -70,7 +70,7 @@ class BoundCall:
             or queue.on_host
             or _get_running_loop() is not queue.loop
             or len(pending) >= hot.limit
-            or (listeners is not None and listeners.timing)
+            or (listeners is not None and listeners.timing)  # then an event also comes before the call
         ):
             return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
         # As `new_operation`, without its call.
@@ -100,7 +100,7 @@ class BoundCall:
             at = queue.now()
             if self._native is None or not self._native.enqueue(values, lease):
                 self._call(values, lease.handle)
-            operation.submitted_at = at
+            operation.submitted_at = at  # not earlier: it says that the stream has accepted the operation
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
             lease = None  # the operation has it now: if a hook resolves it and raises, `end_call` must not give it back
             if queue.newest_id != number:  # the driver call has run code of the program that has enqueued, too
@@ -284,7 +284,7 @@ class BoundJoin:
             _get_running_loop() is not first.loop
             or first.obstacles & BARRED
             or first.on_host
-            or len(first.pending) >= hot.limit  # the events may be recorded again before there is room
+            or len(first.pending) >= hot.limit  # on the host, it could find its events recorded again
             or hot.listeners is not None  # they see the operation, but not the waits before it
         ):
             return self._unusual()

@@ -270,7 +270,7 @@ class Ring:
         ):
             self.rare.follow_unusual(operation)
             return
-        self.after_wait = True  # the same as `note_wait`, without its call
+        self.after_wait = True  # as `note_wait`, without its call
         self.unmarked_wait_at = self.enqueued
         if self._native is None or not self._native.wait(lease):
             self.driver.stream_wait(self.handle, lease.handle)
@@ -307,8 +307,9 @@ class Ring:
     ) -> None:
         """Make the driver call of an operation, and record an event after it (0.24 µs, free on the GPU).
 
-        A new operation goes to the host queue if earlier operations are there, or if the stream is full. ``ahead`` is
-        for operations that go directly to the stream: the head of the host queue, its chunks, and markers.
+        A new operation goes to the host queue if earlier operations are there, if the stream is full, or, to be
+        skipped, if the stream is poisoned. ``ahead`` is for those that go directly to the stream: the head of the host
+        queue, its chunks, and markers.
         """
         if not ahead:
             if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor_hot.faulted:
@@ -337,7 +338,7 @@ class Ring:
             now = self.now()
             if call is not None:
                 call(*arguments)  # if this is a "record", it sets the lease to that of the user's `Event`
-            operation.submitted_at = now  # not earlier: see `StreamQueue.record_late`
+            operation.submitted_at = now  # not earlier: it says that the stream has accepted the operation
             idle = self.device_hot.idle_leases
             lease = operation.lease or (idle.pop() if idle else self.device_state.leases.take())
             try:
@@ -351,7 +352,7 @@ class Ring:
                 self.rare.move_to_end(operation)
         except BaseException as error:
             if not self.rare.end_call(operation, error, None):
-                raise
+                raise  # Ctrl-C; other errors are now the operation's
 
     def enqueue_unusual(
         self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
@@ -391,7 +392,7 @@ class Ring:
         If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
         the stream's end is skipped, too.
         """
-        # True if the newest work may be one that no operation represents.
+        # True if the newest work may have no operation. While operations are on the host, one of them is the newest.
         unmarked = self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
         poison = self._poison
         if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.on_host):
@@ -660,7 +661,7 @@ class Ring:
                     head.waiters = None
                 elif waiter is not None:
                     head.wake_waiters()
-                waiter = None  # in Python 3.13 and 3.14, an interrupt at a conditional jump back skips the handlers
+                waiter = None  # no conditional jump leads back: in 3.13 and 3.14, an interrupt there skips the handlers
         except BaseException as error:
             if not self.rare.end_resolve(head, error):
                 raise
@@ -723,7 +724,7 @@ class Ring:
         if self.watch.attended and not self.pending and not self.on_host:
             self.reactor.stop_attending(self)
         if self.reactor_hot.on_progress is not None:
-            self.reactor_hot.on_progress()
+            self.reactor_hot.on_progress()  # tasks may wait for staging buffers
 
 
 def new_operation(
