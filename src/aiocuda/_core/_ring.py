@@ -614,8 +614,7 @@ class Ring:
     def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - each part that moved would cost a call
         """Resolve at most ``most`` operations, the oldest first; return their number. The first ``known`` are done."""
         pending = self.pending
-        # Without listeners, `starts` has the timing events of one that was removed: they have to be given back.
-        listened = self.device_hot.listeners is not None or bool(self.device_hot.starts)
+        listened = self.device_hot.listeners is not None or bool(self.device_hot.starts)  # events of a removed one
         keep_latency = self.latencies.append
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
