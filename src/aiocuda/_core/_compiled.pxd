@@ -202,7 +202,7 @@ cdef class Ring:
     cdef _after_resolving(self, Estimate sampled, StreamOperation first, StreamOperation last, Py_ssize_t timed, double now)
 
 @cython.locals(operation=StreamOperation)
-cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object made=*)
+cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object cls=*)
 
 cdef class BoundCall:
     cdef public Ring queue
