@@ -293,7 +293,7 @@ class StreamOperation(Operation[T_co]):
                 queue.loop.call_soon(fn, self, context=context)
             return
         self.add_waiter(Callback(fn, context))
-        queue.attend()
+        queue.attend()  # have the reactor find out when it ends
 
     def follow(self, fn: Callable[[StreamOperation[Any]], object], context: contextvars.Context) -> None:
         """Do what `add_done_callback` does, for a callback of the library. A failure that it gets stays unseen.

@@ -58,7 +58,7 @@ def work_of(x: Any) -> Work | None:
     InvalidTypeError
         It is an array that names no stream.
     """
-    for module in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(x).__mro__):
+    for module in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(x).__mro__):  # each once
         reader = _READERS.get(module)
         work = None if reader is None else reader(x)
         if work is not None:
@@ -91,6 +91,7 @@ def by_methods(x: Any) -> Work | None:
 
 
 def _torch(x: Any) -> Work | None:
+    """Return the work of a tensor, an event or a stream of PyTorch; of other objects of it None."""
     torch = sys.modules["torch"]
     if isinstance(x, torch.Tensor):
         return _tensor(torch, x.device)

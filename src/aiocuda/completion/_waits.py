@@ -281,6 +281,7 @@ class JoinedWait(Wait):
     def _look(self) -> None:
         """Finish if all operations are done: with the failure of the one with the lowest id, if there is any."""
         if self.status < DONE and all(operation.done() for operation in self._operations):
+            # The id rises with each enqueued operation. A gathering has none.
             in_order = sorted(self._operations, key=lambda operation: getattr(operation, "id", 0))
             errors = [error for operation in in_order if (error := operation.exception()) is not None]
             self.finish(errors[0] if errors else None)
