@@ -276,7 +276,7 @@ cdef class Gathering:
     cdef object _callbacks
     cdef Countdown _countdown
     @cython.locals(operation=StreamOperation, last=StreamOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
-    cdef list _unfinished(self, dict queues)
+    cdef list _query_unfinished(self, dict queues)
     @cython.locals(operation=StreamOperation)
     cdef _wait_by(self, Countdown countdown, list waiting)
     @cython.locals(operation=StreamOperation)
