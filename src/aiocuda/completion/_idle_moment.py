@@ -58,6 +58,10 @@ def log_not_idle(device_state: DeviceState, work: str) -> None:
     log("info", "no_idle_moment", device=device_state.properties.name, work=work)
 
 
+#: The result of `IdleJob.run` that has not called the function.
+NOT_CALLED = object()
+
+
 class IdleJob:
     """A function that waits for an idle moment, runs on a worker thread, or has run.
 
@@ -92,14 +96,16 @@ class IdleJob:
         """Wait for an idle moment no longer. Any thread."""
         self.deadline = -math.inf
 
-    def run(self, work: Callable[[], T]) -> T | None:
+    def run(self, work: Callable[[], T]) -> T | object:
         """Call the function if the moment is still idle, or the deadline has passed. On a worker thread.
 
-        Otherwise return None without a call: `IdleMoments` then waits for another idle moment.
+        Otherwise return `NOT_CALLED`: `IdleMoments` then waits for another idle moment.
         """
+        if self.called:  # by another thread: Ctrl-C has made `_look` give it twice
+            return NOT_CALLED
         self.was_idle = is_idle(self._reactor.device_state.driver)
-        if self.called or not (self.was_idle or self.is_due):  # called: Ctrl-C has made `_look` give it twice
-            return None
+        if not (self.was_idle or self.is_due):
+            return NOT_CALLED
         self.called = True
         return work()
 
@@ -193,9 +199,9 @@ class IdleMoments:
 
     def _ended(self, job: IdleJob, result: Any, error: BaseException | None) -> None:
         """Finish a function that a thread has called. Have one that it has not called wait for another idle moment."""
-        if job.ended:  # by `close`, or by another thread that had it, too
+        if job.ended or (result is NOT_CALLED and job.called):  # by `close`, or by another thread that has it, too
             return
-        if job.called or error is not None:
+        if result is not NOT_CALLED:
             job.ended = True
             del self._jobs[job]
             job.finish(result, error, job.was_idle)
