@@ -474,7 +474,7 @@ class Reactor:
                 watch.armed = armed
                 self.parks += 1
         except DeviceFault as fault:
-            self.device_state.driver.blame(queue.rare.name_awaited())
+            self.device_state.driver.blame(operation.shown_name)
             self.fault(fault, operation)
         except AiocudaError as error:
             self.report_refusal(error)  # without a notifier, the alarm queries

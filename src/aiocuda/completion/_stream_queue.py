@@ -460,12 +460,6 @@ class StreamQueue:
         ring.last_busy = ring.now()
         return True
 
-    def name_awaited(self) -> str:
-        """Return the name of the awaited operation (see `Outlook.find`) or of the stream, for the error of a fault."""
-        ring = self._ring()
-        operation = ring.outlook.find(ring)[0]
-        return f"the work of {ring.name}" if operation is None else operation.shown_name
-
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
 
     def submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
