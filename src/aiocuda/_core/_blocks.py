@@ -157,7 +157,7 @@ class LiveBlocks:
         self._driver = driver
         self._device = device
         self._block_class = block_class
-        # By stream and size class, the addresses; by bytes, the size class; the limits of a block and of a list.
+        # The addresses, by stream and size class; the size class, by bytes; the most bytes of a block, and of a list.
         self._lists, self._sizes, self._largest, self._most_kept = free_lists.tables()
         self._kept = kept
 

@@ -285,4 +285,4 @@ cdef class Gathering:
     cdef bint _has_to_yield(self, dict queues) except -1
     @cython.locals(operation=StreamOperation, outcomes=list)
     cdef list _outcomes(self)
-    cdef StreamOperation _failed(self)
+    cdef StreamOperation _first_failed(self)

@@ -42,9 +42,9 @@ class Form(NamedTuple):
     @property
     def obstacle(self) -> str | None:
         """The reason why the core cannot be compiled on this machine; None if it can be."""
-        from .build import can_compile  # imported here, because only `aiocuda doctor` asks
+        from .build import why_not_compiled  # imported here, because only `aiocuda doctor` asks
 
-        return can_compile()
+        return why_not_compiled()
 
 
 @functools.cache

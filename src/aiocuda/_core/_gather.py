@@ -112,7 +112,7 @@ class Gathering(Awaitable[T]):
     def exception(self) -> BaseException | None:
         """Return the failure that awaiting raises, or None. Raises `BusyError` until the gathering has finished."""
         self._check_done()
-        failed = None if self._return_exceptions else self._failed()  # an operation
+        failed = None if self._return_exceptions else self._first_failed()  # an operation
         return None if failed is None else failed.exception()
 
     def _check_done(self) -> None:
@@ -179,7 +179,9 @@ class Gathering(Awaitable[T]):
         queues: dict[Ring, StreamOperation[Any]] = {}
         waiting = self._query_unfinished(queues)
         # If none has finished, none has failed: there is no need to search.
-        if waiting and (self._return_exceptions or len(waiting) == len(self._operations) or self._failed() is None):
+        if waiting and (
+            self._return_exceptions or len(waiting) == len(self._operations) or self._first_failed() is None
+        ):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
             self._wait_by(countdown, waiting)
             for queue in queues:
@@ -248,7 +250,7 @@ class Gathering(Awaitable[T]):
         return bool(operations) and operations[0].queue.reactor_hot.turn.is_over_for_task()
 
     def _outcomes(self) -> list[Any]:
-        """Return the results, in order. Raise the failure of `_failed`; with ``return_exceptions`` return failures."""
+        """Return the results, in order. Raise the first failure; with ``return_exceptions`` return failures."""
         outcomes = []
         for operation in self._operations:
             if operation.status == DONE:
@@ -256,13 +258,13 @@ class Gathering(Awaitable[T]):
             elif self._return_exceptions:
                 outcomes.append(operation.exception())
             else:
-                failed = self._failed()
+                failed = self._first_failed()
                 assert failed is not None
                 failed.result()  # raises its failure
         return outcomes
 
-    def _failed(self) -> StreamOperation[Any] | None:
-        """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
+    def _first_failed(self) -> StreamOperation[Any] | None:
+        """Return the first one enqueued of those that failed or were abandoned: its failure is raised."""
         failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
 

@@ -46,7 +46,7 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if self._chosen() == "python" or builder.has_generated_c():
             return []
         # An sdist gets the C on any machine; a wheel only where it can be compiled.
-        return [builder.CYTHON] if self.target_name == "sdist" or builder.can_compile() is None else []
+        return [builder.CYTHON] if self.target_name == "sdist" or builder.why_not_compiled() is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the C to an sdist or the extension to a wheel, before hatchling collects the files.

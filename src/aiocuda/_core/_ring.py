@@ -239,9 +239,9 @@ class Ring:
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
         """Return (stream, operation): another stream that uses memory freed now has to wait for the operation.
 
-        It is the last operation, whose event comes after all work of the stream; None if the stream is idle. Return
-        None for the pair if a new event is needed: other libraries may have enqueued on the stream, or the operation
-        has no event, or it has a result, which would live as long as the freed memory.
+        It is the last operation; None if there is none. A device-side wait may be newer: the caller does not use the
+        pair if another stream uses the memory. Return None for it if a new event is needed: other libraries may have
+        enqueued, or the operation has no event, or a result, which would live as long as the freed memory.
         """
         pending = self.pending
         if self.obstacles & SHARED:
@@ -463,15 +463,15 @@ class Ring:
         return resolved
 
     def look_ahead(self, operation: StreamOperation[Any]) -> None:
-        """Resolve all operations of the stream by one query, if the newest one is done. Called before `linger`.
+        """Resolve the operations of the stream by one query, if the newest one is done. Called before `linger`.
 
-        Other awaits of this turn have found their operations done, so the next awaits probably will, too:
-        `asyncio.gather` awaits each operation by a task of its own, and all of them begin in one turn.
+        The caller has seen `Turn.immediate`: other awaits of this turn have found their operations done. So the next
+        ones probably will, too: the tasks of `asyncio.gather` begin in one turn, one for each operation.
         """
         pending = self.pending
         turn = self.reactor_hot.turn
         if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN:
-            return
+            return  # `linger` makes this query
         if self.now() - self.last_busy < GLANCE_SECONDS:
             return  # a query has found the stream unfinished just now
         resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True)
@@ -744,9 +744,9 @@ def new_operation(
     operation.queue = queue
     operation.estimate = estimate
     operation.keep = keep
-    operation.status = SUBMITTED
+    operation.status = SUBMITTED  # in advance: `Ring.submit` does not write it, the host queue changes it
     operation.lease = operation.waiters = operation.value = operation.extra = None
-    operation.submitted_at = 0.0
+    operation.submitted_at = 0.0  # the stream has not accepted it
     operation.context = copy_context()
     return operation
 

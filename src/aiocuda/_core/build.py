@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "CYTHON", "BuildError", "UnavailableError", "build", "can_compile", "extension_name", "generate",
-    "has_generated_c", "joined", "main",
+    "CYTHON", "BuildError", "UnavailableError", "build", "extension_name", "generate", "has_generated_c", "joined",
+    "main", "why_not_compiled",
 ]  # fmt: skip
 
 #: What the build requires where no generated C is there. Before 3.3.1, the C for ``self.keep = None`` released the old
@@ -185,15 +185,20 @@ def extension_name() -> str:
     return NAME + importlib.machinery.EXTENSION_SUFFIXES[0]
 
 
-def can_compile() -> str | None:
-    """Return the reason why no extension can be built here, or None."""
+def _compiler() -> list[str]:
+    """Return the command of the C compiler, with its options."""
+    return shlex.split(os.environ.get("CC", "").strip() or sysconfig.get_config_var("CC") or "cc")
+
+
+def why_not_compiled() -> str | None:
+    """Return the reason why C cannot be compiled for this Python here, or None. Without a look for Cython."""
     if not sys.platform.startswith("linux"):
         return "the compiled core is for Linux, as the CUDA driver is"
     if sys.implementation.name != "cpython":
         return f"the compiled core is for CPython, not {sys.implementation.name}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "the compiled core is for Python with the GIL: free-threaded Python uses the core in Python"
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    compiler = _compiler()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler!r}: install one, or name one in CC"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
@@ -216,15 +221,14 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
     extension = target / extension_name()
     if not force and extension.exists() and _marker() in extension.read_bytes():
         return extension
-    reason = can_compile()
+    reason = why_not_compiled()
     if reason is not None:
         raise UnavailableError(reason)
     with tempfile.TemporaryDirectory(prefix="aiocuda-core-") as folder:
         source = _HERE / f"{NAME}.c" if has_generated_c() else generate(Path(folder))
         made = Path(folder) / extension.name
-        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         command = [
-            *compiler, "-shared", "-s", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
+            *_compiler(), "-shared", "-s", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
             # Classes on the heap: `lacks` and `refuses` set attributes of `Operation`.
             "-DCYTHON_USE_TYPE_SPECS=1",
             f"-I{sysconfig.get_paths()['include']}", f"-I{_HERE}", str(source), "-o", str(made),

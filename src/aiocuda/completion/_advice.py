@@ -202,12 +202,12 @@ class _Probe:
         self._last: _Newest | None = None  # None if the host needs its result
         self._last_is_staged = False
         self._staged = 0  # the id of the newest copy with chunks, which are submitted before the copy itself
-        self._task: object = None  # that has enqueued it
-        self._line: SourceLine | None = None  # where
-        self._enqueued_at = 0.0
-        self._awaited_until = 0.0  # 0.0 while no await of it has ended
+        self._last_task: object = None  # that has enqueued it
+        self._last_line: SourceLine | None = None  # that has enqueued it
+        self._last_enqueued_at = 0.0
+        self._last_awaited_until = 0.0  # 0.0 while no await of it has ended
         self._before_call = 0.0  # seconds between its start event and its call
-        self._seconds = 0.0  # on the device
+        self._last_seconds = 0.0  # on the device
         self._first = 0.0  # the time of the first operation
         self._same_stream, self._other_stream = _Trips(), _Trips()
         self._no_trips = 0  # operations that the host enqueued without such a wait
@@ -230,12 +230,12 @@ class _Probe:
         if self._last is not None:
             self._count(self._last, new, task, now)
         self._in_flight[new.id] = None
-        self._last, self._task, self._line = None if new.kind in _NEEDED else _Newest(new), task, line
+        self._last, self._last_task, self._last_line = None if new.kind in _NEEDED else _Newest(new), task, line
         self._last_is_staged = new.id == self._staged
         # An idle stream reaches the start event before the host has made the call of the operation. The time in between
         # is taken as half of that of the submission.
         self._before_call = (now - new.submitted_at) / 2
-        self._enqueued_at, self._awaited_until, self._seconds = now, 0.0, 0.0
+        self._last_enqueued_at, self._last_awaited_until, self._last_seconds = now, 0.0, 0.0
         self._seen += 1
         if self._seen == FIRST_LOOK and self.has_trips:
             self._begin_timing()
@@ -255,7 +255,7 @@ class _Probe:
         self._no_trips = 0
 
     def _count(self, last: _Newest, new: StreamOperation[Any], task: object, now: float) -> None:
-        """Count two operations as a round trip, or as none.
+        """Count ``new`` as the end of a round trip or not; leave it out if it may need the buffer of an upload.
 
         A round trip: one task has awaited ``last`` and enqueues ``new`` within `MOST_BETWEEN`, while no operation is
         in flight. The device has no work meanwhile.
@@ -265,15 +265,16 @@ class _Probe:
         if (
             self._in_flight
             or task is None
-            or task is not self._task
-            or self._line is None
-            or self._awaited_until == 0.0
-            or now - self._awaited_until > MOST_BETWEEN
+            or task is not self._last_task
+            or self._last_line is None
+            or self._last_awaited_until == 0.0
+            or now - self._last_awaited_until > MOST_BETWEEN
         ):
             self._no_trips += 1
             return
         trips = self._same_stream if last.queue is new.queue else self._other_stream
-        trips.add(self._line, now - self._enqueued_at - self._seconds, last.queue.name, new.queue.name)
+        idle = now - self._last_enqueued_at - self._last_seconds  # of the device, since ``last`` was enqueued
+        trips.add(self._last_line, idle, last.queue.name, new.queue.name)
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
         """Note the end of an operation; of the newest one, its time on the device and whether a task awaited it."""
@@ -287,13 +288,13 @@ class _Probe:
             return
         last.end()
         if done.is_awaited:
-            self._awaited_until = self._now()
+            self._last_awaited_until = self._now()
             try:
                 seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
             except AiocudaError:
-                self._awaited_until = 0.0  # without its time on the device, it does not count
+                self._last_awaited_until = 0.0  # without its time on the device, it does not count
             else:
-                self._seconds = max(seconds - self._before_call, 0.0)
+                self._last_seconds = max(seconds - self._before_call, 0.0)
 
     @property
     def has_trips(self) -> bool:
@@ -303,7 +304,7 @@ class _Probe:
 
     def advise(self) -> None:
         """Warn if round trips have left the device without work for much of the time."""
-        seconds = self._enqueued_at - self._first
+        seconds = self._last_enqueued_at - self._first
         if self._elsewhere or seconds <= 0.0 or not self.has_trips:
             return
         for trips, give in ((self._same_stream, _advise_chain), (self._other_stream, _advise_streams)):

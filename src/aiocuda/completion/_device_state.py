@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceState", "Predictor", "UnseenFailure"]
 
-#: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time.
+#: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time. A
+#: finaliser may remove a listener in the thread that holds it.
 _LISTENING = threading.RLock()
 
 #: Packages that can capture a stream into a graph in GLOBAL or THREAD_LOCAL mode.
@@ -243,7 +244,7 @@ class DeviceState:
                 if present is None or listener not in present:
                     return False
                 changed = present.without(listener)
-                if self.hot.listeners is present:  # as in `add_listener`
+                if self.hot.listeners is present:  # else repeat, as in `add_listener`
                     self.hot.listeners = changed
                     return True
 

@@ -182,11 +182,11 @@ class HostQueue:
             log("info", "queue_full", queue="stream", device=device, stream=queue.name, limit=limit)
 
     def pump(self) -> None:
-        """Submit entries while the stream has room and their gates are open; `MOST_PER_PUMP` in a turn of the loop."""
+        """Submit entries while the stream has room and their gates are open; at most `MOST_PER_PUMP` of them."""
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
         queue = self._queue()  # before `_pumping` is set: a call may raise KeyboardInterrupt
-        entries, pending, functions = self.entries, queue.pending, queue.rare.submissions
+        entries, pending, submissions = self.entries, queue.pending, queue.rare.submissions
         most = queue.device_hot.limit
         moved = False
         self._pumping = True
@@ -203,12 +203,14 @@ class HostQueue:
                 operation = entries[0]
                 gate = operation.gate
                 is_open: bool | None = True
-                if gate is functions:  # a shorter way: this gate has no failure, and is closed at the end of most pumps
-                    is_open = functions.ready(operation)
+                if (
+                    gate is submissions
+                ):  # as `_is_open`, without its call: it has no failure, and is closed in most pumps
+                    is_open = submissions.ready(operation)
                 elif gate is not None:
                     is_open = self._is_open(operation, gate)
                 if not is_open:
-                    moved = moved or is_open is None  # it has failed or was skipped, so it has left the host queue
+                    moved = moved or is_open is None  # it has failed or was skipped, and all entries with it
                     break
                 try:
                     entries.popleft()
@@ -286,12 +288,12 @@ class HostQueue:
     def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
         """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""
         while self.entries:
-            operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
-            awaited = operation.is_awaited
+            operation = self.entries[0]  # removed last: after Ctrl-C in a hook, the next call goes on with it
+            awaited = operation.is_awaited  # before `fail`, which drops the waiters
             operation.forget_call()
             operation.fail(failure, fault)
             yield operation, awaited
-            if self.entries and self.entries[0] is operation:
+            if self.entries and self.entries[0] is operation:  # else a hook of the caller has emptied the queue
                 self.entries.popleft()
 
     def withdraw(self) -> list[StreamOperation[Any]]:

@@ -82,7 +82,8 @@ class Interruption:
     def end_resolve(self, operation: StreamOperation[Any], error: BaseException) -> bool:
         """End a pass of `Ring._resolve` after an error in the turn of an operation: a fault, or Ctrl-C.
 
-        Return True for a fault, which has then failed everything. The caller raises another error again.
+        Return True for a fault, which has then failed everything. Otherwise finish the operation if it has left the
+        queue, and return False: the caller raises ``error`` again.
         """
         queue = self._queue()
         if isinstance(error, DeviceFault):

@@ -104,11 +104,11 @@ class QueryGuard:
             self.end()
 
     def end(self) -> None:
-        """End the driver's ``begin_queries``. A refusal is reported: no operation has caused it."""
+        """Make the driver's ``end_queries``: also for `Ring.linger`. A refusal is reported: it is no operation's."""
         try:
             self._device_state.driver.end_queries()
         except DeviceFault:
-            pass  # as at the beginning
+            pass  # the driver keeps the fault, and raises it again at the next query
         except AiocudaError as error:
             self._reactor.report_refusal(error)
 
@@ -421,13 +421,16 @@ class Reactor:
                 beside = beside or watch.parked
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
-                if resolved and budget > 0:
+                if (
+                    resolved and budget > 0
+                ):  # without budget, more may be done: it stays polled, and the next turn plans
                     if queue in self.hot.attended:
-                        self.plan(queue)  # the poll continues if only an older operation than the target was done
+                        self.plan(queue)  # it is polled on if only operations before the awaited one were done
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
                     if queue in self.hot.attended:
-                        self._park(queue, queue.outlook.find(queue)[0])
+                        awaited, _, _ = queue.outlook.find(queue)
+                        self._park(queue, awaited)
                 again = again or watch.polling
         if beside:
             self.poll_allowance.spend(now, self.device_state.driver.now())

@@ -316,7 +316,11 @@ class StreamQueue:
         call: Callable[..., object] | None,
         arguments: tuple[Any, ...],
     ) -> None:
-        """Do the driver calls of `Ring.submit`, with a timing event before and after if a listener wants it."""
+        """Do the driver calls of `Ring.submit`, whose comments apply here, too. Then call the hooks.
+
+        If a listener wants timing, an event with timing comes before the call (in `DeviceHot.starts`, from where
+        `Reports.resolved` gives it back), and the event after it has timing, too.
+        """
         ring = self._ring()
         leases = ring.device_state.leases
         now = ring.now()

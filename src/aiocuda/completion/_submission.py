@@ -176,10 +176,13 @@ class Submission:
         finally:
             queue.rare.submissions.add(operation, self._name, now() - began)
 
-    def _settled(self, operation: StreamOperation[Any], others: Callable[[], object] | None) -> None:
-        """The operation's `on_settled`: call its former one, and then ``on_result`` with the result."""
-        if others is not None:
-            others()
+    def _settled(self, operation: StreamOperation[Any], former: Callable[[], object] | None) -> None:
+        """The operation's `on_settled`, when the device has finished with it: call the former one.
+
+        Then call ``on_result`` with the value of the function, unless the operation has failed or was abandoned.
+        """
+        if former is not None:
+            former()
         if not operation.is_unwanted and self._on_result is not None:
             self._on_result(operation.value)
 

@@ -124,7 +124,10 @@ def _foreign(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Opera
 
 
 def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Operation[None]:
-    """Return the wait for an event; or for a stream, by an event that is recorded on it now if ``streams`` has none."""
+    """Return a wait for an event, or for the work so far of a stream, after which an event is recorded now.
+
+    ``streams`` has the waits of this call of `wait`: one is enough for all objects of a stream.
+    """
     from ._event_watch import EventWatch  # here, because only a process with CUDA needs it
 
     if work.kind == "event":
@@ -133,12 +136,21 @@ def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, s
         return watch.after_event(driver.event_import(device, work.handle), work.handle, x)
     try:
         device = driver.stream_device(work.handle) if work.device is None else work.device
-        key = device, work.handle
-        if key not in streams:
-            streams[key] = EventWatch.of(driver, device, loop).after_stream(work.handle, x)
     except BusyError as error:
-        raise UnsupportedError(f"an event would become part of that graph, or end its capture: {error}") from error
+        raise _in_a_capture(error) from error
+    key = device, work.handle
+    if key not in streams:
+        watch = EventWatch.of(driver, device, loop)
+        try:
+            streams[key] = watch.after_stream(work.handle, x)
+        except BusyError as error:
+            raise _in_a_capture(error) from error
     return streams[key]
+
+
+def _in_a_capture(error: BusyError) -> UnsupportedError:
+    """Return the error of a wait for a stream that is captured into a graph."""
+    return UnsupportedError(f"{error}: the event of a wait would become part of the graph, or end the capture")
 
 
 def _driver() -> Any:

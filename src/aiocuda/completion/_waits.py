@@ -362,11 +362,11 @@ class _Poller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        # Not always `loop.time`: uvloop's is that at which the turn began. A simulated loop has a time of its own.
+        # Not uvloop's `loop.time`, at which the turn began; but that of a simulated loop, which differs by far.
         self._now = time.monotonic if abs(loop.time() - time.monotonic()) < A_LONG_TURN else loop.time
         self._waits: dict[PolledWait, tuple[float, float]] = {}  # its begin, and the time of its next call
-        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)  # a descriptor, if the loop can watch one
-        self._end = end_with_loop(self)
+        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)  # by a descriptor, if the loop can watch one
+        self._end = end_with_loop(self)  # only held: the end of it closes this poller
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Poller:
