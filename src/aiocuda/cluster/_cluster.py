@@ -55,8 +55,9 @@ class Cluster(Owner):
         """Call ``cls(*args)`` in every replica, and return a handle for calls.
 
         An object whose class has ``__aenter__`` and ``__aexit__`` is entered, and left when the cluster is closed. The
-        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called. A replica
-        that is started again creates the object again.
+        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called: a class
+        without ``__aenter__`` that has it gives a `RuntimeWarning`. A replica that is started again creates the object
+        again.
 
         Parameters
         ----------
