@@ -282,6 +282,20 @@ async def test_any_ready_leases_an_idle_stream_exclusively(device: Device, pool:
     assert pool.statistics().leases == 0
 
 
+async def test_any_ready_waits_behind_an_operation_that_is_abandoned_meanwhile(device: Device, latch: Latch) -> None:
+    async with StreamPool(device, 1, 1) as pool:
+        async with pool.stream() as busy:
+            hold = latch.hold(busy)
+            await latch.held()
+        waiting = asyncio.create_task(pool.any_ready())
+        await turns()
+        hold.abandon()
+        await turns()
+        assert not waiting.done()
+        latch.release()
+        (await quickly(waiting)).release()
+
+
 async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) -> None:
     """At a barrier it waits on the device, without an operation of its own."""
     held = device.stream()

@@ -10,13 +10,16 @@ import asyncio
 import difflib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
 from ._names import CURES
 
-__all__ = ["add_reader", "figures", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
+__all__ = [
+    "add_reader", "figures", "keeps", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword",
+]  # fmt: skip
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -133,6 +136,25 @@ def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
 
 def _refuse(thing: object, cure: str, *args: object, **kwargs: object) -> NoReturn:
     raise InvalidTypeError(f"{thing!r} {cure}")
+
+
+def keeps(**cures: str) -> Callable[[C], C]:
+    """Return a class decorator: assigning to one of these properties raises an AttributeError with the cure.
+
+    Each property returns the attribute with an underscore before its name. It is read without a call in Python.
+    """
+
+    def decorate(cls: C) -> C:
+        for name, cure in cures.items():
+            refuse = functools.partial(_refuse_value, name, cure)
+            setattr(cls, name, property(operator.attrgetter(f"_{name}"), refuse, doc=vars(cls)[name].__doc__))
+        return cls
+
+    return decorate
+
+
+def _refuse_value(name: str, cure: str, thing: object, value: object) -> NoReturn:
+    raise AttributeError(f"{thing!r} keeps its {name}: {cure}", name=name, obj=thing)
 
 
 def or_none(method: Callable[P, R]) -> Callable[P, R]:

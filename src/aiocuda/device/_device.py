@@ -302,8 +302,8 @@ class Device(Owner):
         hooks = [hook for hook in found if hook is not None]
         if isinstance(listener, type) or not hooks or not all(callable(hook) for hook in hooks):
             raise InvalidTypeError(
-                f"a listener is an object with a method on_submit(operation) or on_resolve(operation, start, end), not "
-                f"{listener!r}"
+                "a listener is an object with a method on_submit(operation), on_resolve(operation, start, end) or "
+                f"on_batch(batch), not {listener!r}"
             )
         for hook in hooks:
             if is_coroutine_function(hook):
