@@ -13,6 +13,7 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import (
     ClosedError,
+    DeadlockError,
     Device,
     DeviceFault,
     DriverError,
@@ -155,6 +156,17 @@ async def test_requests_are_served_by_priority_then_arrival(device: Device) -> N
                 await turns()
         await quickly(asyncio.gather(*tasks))
     assert "".join(order) == "cebda"
+
+
+async def test_awaited_lease_belongs_to_no_task(device: Device) -> None:
+    """The task that has awaited it may wait for another lease, because any task may release it."""
+    async with StreamPool(device, maximum=1) as pool:
+        first = await pool.stream(exclusive=True)
+        asyncio.get_running_loop().call_soon(first.release)
+        async with asyncio.timeout(PATIENCE), pool.stream(exclusive=True) as second:
+            with pytest.raises(DeadlockError, match="nothing can end this wait"):
+                await pool.stream(exclusive=True)
+        assert second.returned
 
 
 async def test_shared_leases_do_not_starve_an_exclusive_request(pool: StreamPool) -> None:

@@ -249,7 +249,10 @@ class DeviceBuffer:
         if at is not None and known > 0:
             extents = (*extents[:at], self.size // known, *extents[at + 1 :])
         if math.prod(extents) != self.size:
-            raise InvalidArgumentError(f"{self.size} items of shape {self.shape} cannot take shape {wanted}")
+            raise InvalidArgumentError(
+                f"{self.size} items of shape {self.shape} cannot take shape {wanted}: give one of as many items, or -1 "
+                "for one extent"
+            )
         return type(self)(self._memory, self._block, self._offset, extents, self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> Self:
@@ -394,7 +397,10 @@ def _range(part: Any, extent: int) -> tuple[int, int]:
         if isinstance(part, slice):
             start, stop, step = part.indices(extent)
             if step != 1:
-                raise InvalidArgumentError(f"a slice of a buffer must have step 1, not {step}: it is a contiguous view")
+                raise InvalidArgumentError(
+                    f"a slice of a buffer must have step 1, not {step}: it is a contiguous view. A kernel takes other "
+                    "items, or `(await stream.download(buffer))[index]`"
+                )
             return start, max(0, stop - start)
         if isinstance(part, (bool, np.bool_, np.ndarray)):
             raise TypeError

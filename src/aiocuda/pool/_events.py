@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from .._base._checks import check_integer, flag
 from .._base._log import log
-from .._base._mistakes import lacks
+from .._base._mistakes import figures, lacks
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
@@ -26,6 +26,7 @@ _Turn: TypeAlias = tuple[int, asyncio.Future[None]]
 MOST_EVENTS = 1 << 20
 
 
+@figures
 class EventPoolStatistics(NamedTuple):
     """Figures of an event pool."""
 
