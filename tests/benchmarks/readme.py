@@ -46,7 +46,6 @@ FIGURES = {
 SECTIONS = {
     "h200": "Operations, copies and pipelines",
     "h200-coordination": "Coordinators and collectives",
-    "h200-workloads": "Iterative workloads in both modes",
     "h200-peers": "Waiting, beside other libraries",
     "h200-waits": "Waiting, beside a raw host callback",
     "h200-wait": "Waiting for PyTorch's events",
