@@ -311,6 +311,16 @@ async def test_capture_is_made_once(device: Device, stream: Stream) -> None:
             pass
 
 
+async def test_capture_of_nothing_warns(device: Device, stream: Stream, other: Stream) -> None:
+    buffer = stream.empty(N, np.uint32)
+    await quickly(stream.synchronize())
+    with pytest.warns(RuntimeWarning, match=r"has recorded nothing.*`other\.wait\(stream\)`, at the") as caught:
+        async with stream.capture() as graph:
+            await quickly(other.fill(buffer, 1))
+    assert caught[0].filename == __file__
+    assert len(graph) == 0
+
+
 async def test_stream_of_another_device_does_not_take_part() -> None:
     driver = HostDriver(devices=2)
     async with (
