@@ -430,7 +430,10 @@ class TripleBuffer(Owner):
         self._check_taken(slot)
         if slot in self._in_blocks:
             raise StaleHandleError(f"{slot!r} is released by the end of its `async with ring.slot()` block, not before")
-        self._released[slot] = slot._contents.progress is not None
+        self._release_now(slot, slot._contents.progress is not None)
+
+    def _release_now(self, slot: Slot, is_ended: bool) -> None:
+        self._released[slot] = is_ended
         self._free_when_over(slot)
 
     def _check_taken(self, slot: Slot) -> None:
@@ -463,8 +466,9 @@ class TripleBuffer(Owner):
     def _make_free(self, slot: Slot, is_ended: bool = True) -> None:
         """Make a slot free, or give it to a waiter. The device is done with its memory.
 
-        If its item, or its batch, ``is_ended``, another object takes the place of this one, which tasks may still hold.
-        The work on its own streams is over; operations of other streams may use memory that the slot cannot replace.
+        If its item, its batch or its block ``is_ended``, another object takes the place of this one, which tasks may
+        still hold. The work on its own streams is over; operations of other streams may use memory that the slot cannot
+        replace.
         """
         contents, memory = slot._contents, slot._contents.memory
         if is_ended and slot not in self._released and [*map(getrefcount, memory.owners)] != memory.own:
@@ -498,6 +502,8 @@ class TripleBuffer(Owner):
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
         """Acquire a slot for the time of the block, and `release` it at the end, however the block is left.
 
+        When it is free, each use of this object raises `StaleHandleError`: the next block has another one.
+
         If an exception or a cancellation leaves the block, a thread of `Device.offload` may still use the memory of the
         slot. So the slot then takes other memory in place of pinned memory, and of buffers that the ring has not made,
         if anything else refers to it. `release` alone does not do so: await such functions before it.
@@ -511,7 +517,8 @@ class TripleBuffer(Owner):
             raise
         finally:
             self._in_blocks.pop(slot, None)
-            self.release(slot)
+            self._check_taken(slot)
+            self._release_now(slot, is_ended=True)
 
     def free_buffers(self) -> None:
         """Release the memory of all slots that are not taken, except ``buffers``, which the ring has made."""
