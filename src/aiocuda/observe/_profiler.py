@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -329,7 +330,9 @@ class StreamProfiler(DeviceListener):
 
     async def __aenter__(self) -> Self:
         resources_of(self.device).loop_state()  # raises if the device is closed, or of another process
-        self._listening.enter_context(self.device.listen(self))
+        listening = contextlib.ExitStack()
+        listening.enter_context(self.device.listen(self))
+        self._listening = listening
         self._since = self._now()
         return self
 
@@ -405,6 +408,8 @@ class StreamProfiler(DeviceListener):
 
     def report(self) -> ProfileReport:
         """Return the figures of all blocks since the last reset; in a block, up to now."""
+        if not self._sums:  # `record` needs no block
+            self._check_entered()
         with self._lock:
             seconds, waits = self._so_far()
             streams: dict[str, dict[tuple[str, str], _Sums]] = {}
