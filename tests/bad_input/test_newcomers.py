@@ -28,6 +28,7 @@ from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
 from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher
+from tests.bad_input.authors import AUTHORS
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
 pytestmark = pytest.mark.asyncio
@@ -39,9 +40,9 @@ async def at(device: Device, stream: Stream) -> At:
     return At(device, stream, buffer, stream.fill(buffer, 1.0), stream.record())
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", {**MISTAKES, **AUTHORS})
 async def test_mistake_is_refused_with_its_cure(at: At, mistake: str) -> None:
-    make, error, cure = MISTAKES[mistake]
+    make, error, cure = {**MISTAKES, **AUTHORS}[mistake]
     with pytest.raises(error) as caught:
         result = make(at)
         if inspect.iscoroutine(result):
@@ -134,6 +135,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "slot": (aiocuda.Slot,),
     "start": (aiocuda.Event,),
     "stream": (Stream, LeasedStream),
+    "ticket": (Ticket,),
 }
 
 

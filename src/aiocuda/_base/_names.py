@@ -131,7 +131,11 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "stats metrics": _STATISTICS.format("batcher"),
         "close stop shutdown": _CLOSE.format("batcher"),
     },
-    "Node": {"cancel": "nodes may depend on it. Cancel the task that awaits it, or withdraw it by node.abandon()"},
+    "Node": {
+        "cancel": "nodes may depend on it. Cancel the task that awaits it, or withdraw it by node.abandon()",
+        "get": "`await node` is its result; node.buffer is the buffer of an upload, at once",
+        _ARRAY: f"{_AWAIT}; node.buffer is the buffer of an upload, at once",
+    },
     "Operation": {
         "cancel": "a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
         "operation.abandon()",
@@ -203,6 +207,8 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "SyncArray": {"cpu cuda numpy float half long to permute view reshape size dim device": _TENSOR},
     "Ticket": {
         "cancel": "its item goes on. Cancel the task that awaits it; to end all items, leave the pipeline's block",
+        "get": "`await ticket` is its result",
+        _ARRAY: _AWAIT,
     },
     "TripleBuffer": {
         "rotate swap": "ring.advance() passes the slots on",

@@ -260,6 +260,8 @@ class Device(Owner):
         """
         if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
+        if is_coroutine_function(fn):
+            raise InvalidTypeError(f"offload takes a plain function, and {fn!r} is a coroutine function: await it here")
         return await self._resources.loop_state().offload(fn, *args)
 
     # -- observation ---------------------------------------------------------------------------------------------
