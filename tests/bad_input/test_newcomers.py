@@ -25,10 +25,11 @@ from aiocuda.data._sync_batch import SyncArray
 from aiocuda.data._tensor_batch import FieldMapping
 from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
+from aiocuda.observe import ProfileReport, StreamProfiler, Timeline
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
 from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher
-from tests.bad_input.authors import AUTHORS
+from tests.bad_input.authors import AUTHORS, NOTES
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
 pytestmark = pytest.mark.asyncio
@@ -40,15 +41,49 @@ async def at(device: Device, stream: Stream) -> At:
     return At(device, stream, buffer, stream.fill(buffer, 1.0), stream.record())
 
 
-@pytest.mark.parametrize("mistake", {**MISTAKES, **AUTHORS})
+ALL = MISTAKES | AUTHORS
+
+
+@pytest.mark.parametrize("mistake", ALL)
 async def test_mistake_is_refused_with_its_cure(at: At, mistake: str) -> None:
-    make, error, cure = {**MISTAKES, **AUTHORS}[mistake]
+    make, error, cure = ALL[mistake]
     with pytest.raises(error) as caught:
         result = make(at)
         if inspect.iscoroutine(result):
             await result
     assert type(caught.value) is error
     assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", NOTES)
+async def test_call_that_python_refuses_has_a_note(at: At, mistake: str) -> None:
+    """In the traceback of a program, whose block of the device the error leaves."""
+    call, note = NOTES[mistake]
+    with pytest.raises(TypeError) as caught:
+        async with aiocuda.open_device(driver="host"):
+            result = call(at)
+            if inspect.isawaitable(result):
+                await result
+    assert caught.value.__notes__ == [note]
+
+
+async def test_call_that_python_refuses_has_a_note_in_a_group(at: At) -> None:
+    async def fails() -> None:
+        await at.stream.wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with aiocuda.open_device(driver="host"), asyncio.TaskGroup() as group:
+            group.create_task(fails())
+    assert caught.value.exceptions[0].__notes__ == ["it is Stream.wait(other, *, label=None)"]
+
+
+async def test_other_type_errors_have_no_note() -> None:
+    def wait_for() -> None: ...
+
+    with pytest.raises(TypeError) as caught:
+        async with aiocuda.open_device(driver="host"):
+            wait_for(1)  # type: ignore[call-arg]
+    assert not hasattr(caught.value, "__notes__")
 
 
 async def test_label_without_a_block_warns() -> None:
@@ -101,12 +136,16 @@ CLASSES: dict[str, type] = {
     for cls in (
         *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Capture, Cluster, Device, DeviceMemory, aiocuda.Event),
         *(aiocuda.EventPool, Gathering),
+        *(Bracket, ProfileReport, StreamProfiler, Timeline),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
         *(DataLoader, FieldMapping, SyncBatches),
     )
 }
+
+#: Attributes of each instance.
+OF_INSTANCES = {("device", "index"), ("device", "memory"), ("device", "properties"), ("timeline", "spans")}
 
 MODULES = ("aiocuda", "aiocuda.serving")
 
@@ -129,6 +168,9 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "memory": (DeviceMemory,),
     "node": (Node,),
     "operation": (aiocuda.Operation,),
+    "profiler": (StreamProfiler,),
+    "report": (ProfileReport,),
+    "timeline": (Timeline,),
     "pipeline": (aiocuda.Pipeline,),
     "pool": (aiocuda.StreamPool, aiocuda.EventPool),
     "ring": (aiocuda.TripleBuffer,),
@@ -183,7 +225,7 @@ async def test_managed_buffer_lacks_the_names_of_the_table(device: Device) -> No
 async def test_cures_name_what_is_there(cls: str) -> None:
     for cure in CURES[cls].values():
         for thing, name in re.findall(r"\b([a-z]+)\.([a-z_]+)", cure):
-            if (thing, name) != ("device", "memory") and thing in OBJECTS:  # an attribute of each instance
+            if (thing, name) not in OF_INSTANCES and thing in OBJECTS:
                 assert any(hasattr(kind, name) for kind in OBJECTS[thing]), cure
         for name in re.findall(r"aiocuda\.([A-Z]\w+)", cure):
             assert getattr(aiocuda, name)

@@ -7,20 +7,36 @@ The decorators add nothing that a type checker sees, so a mistake stays an error
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, ParamSpec, TypeVar
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
-from ._names import CURES
+from ._names import CURES, PARAMETERS
+from ._user_code import add_note
 
-__all__ = ["add_reader", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
+__all__ = [
+    "add_reader",
+    "async_block",
+    "explain",
+    "keywords",
+    "lacking",
+    "lacks",
+    "or_none",
+    "refuses",
+    "unknown_keyword",
+]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+Block: TypeAlias = "contextlib.AbstractAsyncContextManager[T, bool | None]"
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 
@@ -30,6 +46,21 @@ _OPERATORS = (
     *(f"__r{name}__" for name in _BINARY),
     *("__lt__", "__le__", "__gt__", "__ge__"),
 )
+
+
+#: The classes that `lacks` has decorated, by name.
+_classes: dict[str, type[Any]] = {}
+
+#: How Python refuses the arguments of a call, and other uses of an object.
+_REFUSED = re.compile(
+    r"(?:(?P<cls>\w+)\.|(?=copy\(|wait\(|as_completed\())(?P<method>\w+)\(\) "
+    r"(?:takes |missing |got (?:an unexpected keyword argument '(?P<name>\w+)')?)"
+)
+_MISUSED = {
+    r"(?:object |')(Device|DeviceBuffer|Stream|UnifiedBuffer)(?: can't be used in 'await'|' object can't be awaited)":
+    "it can be used at once: leave the `await` out. Operations are awaited",
+    r"'\S*Operation' object does not support the asynchronous": "an operation is awaited: `result = await operation`",
+}  # fmt: skip
 
 
 class _Lacking:
@@ -42,7 +73,7 @@ class _Lacking:
         self._cure = cure
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        what = owner.__name__ if instance is None else repr(instance)
+        what = owner.__name__ if instance is None else _shown(instance)
         raise AttributeError(f"{what} has no {self._name!r}: {self._cure}", name=self._name, obj=instance)
 
 
@@ -52,6 +83,7 @@ def lacks(cls: C) -> C:
     ``dir`` of an instance does not list the names.
     """
     cures = CURES[cls.__name__]
+    _classes[cls.__name__] = cls
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))
@@ -98,7 +130,65 @@ def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
 
 
 def _refuse(thing: object, cure: str, *args: object, **kwargs: object) -> NoReturn:
-    raise InvalidTypeError(f"{thing!r} {cure}")
+    raise InvalidTypeError(f"{_shown(thing)} {cure}")
+
+
+def _shown(thing: object) -> str:
+    text = repr(thing)
+    return text if len(text) <= 200 else f"a {type(thing).__name__}"  # of a dataclass with many figures
+
+
+def async_block(cure: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, Block[T]]]:
+    """Return a decorator as `contextlib.asynccontextmanager`. An entry by ``with``, and attributes, have the cure."""
+
+    @refuses(__enter__=cure)
+    class Asynchronous(contextlib._AsyncGeneratorContextManager[Any, Any]):
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{self!r} has no {name!r}: it {cure}", name=name, obj=self)
+
+        def __repr__(self) -> str:
+            return f"{self.func.__qualname__}()"
+
+    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Block[T]]:
+        made_by: Any = function  # an asynchronous generator function, whatever its annotation is
+
+        @functools.wraps(function)
+        def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
+            return Asynchronous(made_by, args, kwargs)
+
+        return made
+
+    return decorate
+
+
+def explain(error: BaseException | None) -> None:
+    """Add a note to a TypeError of Python about a call of aiocuda: the signature of the method, and perhaps a cure.
+
+    So a hot path needs no code for calls that Python refuses by itself.
+    """
+    for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        explain(each)
+    if error is None or type(error) is not TypeError:
+        return
+    text = str(error)
+    for pattern, note in _MISUSED.items():
+        if re.match(pattern, text):
+            add_note(error, note)
+    found = _REFUSED.match(text)
+    if found is None:
+        return
+    is_copy = found["method"] == "copy"
+    owner: Any = _classes.get(found["cls"] or "Stream") if found["cls"] or is_copy else sys.modules["aiocuda"]
+    method = getattr(owner, found["method"], None)
+    notes = [PARAMETERS[found["name"]]] if found["name"] in PARAMETERS else []
+    signature = inspect.signature(method) if callable(method) else None
+    if signature is not None and found["name"] not in signature.parameters:  # else it is one of another name
+        names = [each.replace(annotation=each.empty) for each in signature.parameters.values() if each.name != "self"]
+        shown = signature.replace(parameters=names, return_annotation=signature.empty)
+        called = f"{owner.__name__}.{found['method']}".removesuffix(".__init__")
+        notes.insert(0, f"it is {called}{shown}")
+    if notes:
+        add_note(error, ": ".join(notes))
 
 
 def or_none(method: Callable[P, R]) -> Callable[P, R]:

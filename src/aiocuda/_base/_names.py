@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CURES"]
+__all__ = ["CURES", "PARAMETERS"]
 
 _AWAIT = "await it first, and use its result"
 _BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
@@ -45,6 +45,8 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "detect_deadlocks": "it raises a DeadlockError by itself; AsyncCoordinator(device, deadlock_timeout=…)",
         "stats metrics get_metrics": _STATISTICS.format("coordinator"),
         "close": _CLOSE.format("coordinator"),
+        "stream": "each of its operations has a stream: coordinator.compute_stream is one for kernels",
+        "add add_node": "coordinator.compute(…), upload(…), download(…) and operation(kind) make nodes",
     },
     "Batch": {
         "inputs requests rows data array": "batch.items has one for each request",
@@ -56,6 +58,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "requests": "accepted counts them, and answered those with a result",
         "latency p50 p99": "wait_p50_s and wait_p99_s are waits for a batch; predicted_s and actual_s its time",
     },
+    "Bracket": {"launch fill copy upload download empty": "bracket.stream has the methods of a stream"},
     "Capture": {"launch replay update close wait": "`async with stream.capture() as graph`, and the graph has it"},
     "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
     "DataLoader": _LOADER,
@@ -72,11 +75,17 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "alloc_pinned allocate_pinned pin_memory": _PINNED,
         "managed alloc_managed allocate_unified": _UNIFIED,
         "event create_event": "stream.record() returns an event, and aiocuda.EventPool lends events to record later",
-        "capture graph": "`with stream.capture() as graph` records the work of a stream",
+        "capture graph": "`async with stream.capture() as graph` records the work of a stream",
         "mem_info memory_info memory_stats": "device.memory.statistics() has the figures",
         "stats metrics get_metrics": _STATISTICS.format("device"),
         "empty_cache": "`await device.memory.trim()` returns what is unused",
         "close": "`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
+        "streams": "`async with aiocuda.StreamPool(device) as pool` has several streams",
+        "pinned_array empty_pinned": _PINNED,
+        "profile": "`async with aiocuda.observe.StreamProfiler(device) as profiler`",
+        "compute_capability": "device.properties.compute_capability has it",
+        "id": "it is called device.index",
+        "reset": "it is closed, and opened again: `async with aiocuda.open_device() as device`",
     },
     "DeviceMemory": {
         "allocate alloc malloc allocate_async": _EMPTY,
@@ -94,6 +103,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "EventPool": {
         "get get_event acquire_event create_event": "`await pool.acquire()`, or `async with pool.borrow() as event`",
+        "event": "`await pool.acquire()`, or `async with pool.borrow() as event`; a new one is stream.record()",
         "acquire_timing acquire_timing_event": "`await pool.acquire(timing=True)`",
         "put release_event return_event": "pool.release(event) ends the loan",
         "stats metrics": _STATISTICS.format("pool"),
@@ -106,11 +116,12 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "Graph": {
         "replay run execute launch_async": "graph.launch(stream) runs it",
         "instantiate upload": "`await graph` waits until it can be launched",
-        "num_nodes": "len(graph) is the number of its operations",
+        "num_nodes nodes": "len(graph) is the number of its operations",
         "destroy reset": "graph.close() destroys it",
     },
     "Kernel": {
         "launch run execute": f"{_LAUNCH} launches it",
+        "parameters": "kernel.signature has them",
         "forall": f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
     },
     "ManagedContext": {
@@ -140,7 +151,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "cancel": "a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
         "operation.abandon()",
         "synchronize sync": "`await operation` waits for it",
-        "query is_ready is_complete is_done": "operation.done() says whether it has finished",
+        "query is_ready is_complete is_done finished": "operation.done() says whether it has finished",
         "get": "`await operation` is its result",
         "add_callback then": "operation.add_done_callback(function) calls a function when it has finished",
         _ARRAY: _AWAIT,
@@ -153,11 +164,17 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "reset reset_stats": "pipeline.reset_statistics() resets its figures",
         "stats metrics get_stats": _STATISTICS.format("pipeline"),
         "close": _CLOSE.format("pipeline"),
+        "push submit_nowait": "`ticket = await pipeline.submit(item)` waits for a free slot",
+        "join": "the end of `async with pipeline` waits for all items",
+        "stream buffer slots": "a stage has them: its function takes a slot, with slot.stream and slot.buffer(name, …)",
     },
+    "ProfileReport": {"kernels": "report.total.operations has a row for each of them"},
     "Slot": {
         "upload download launch copy fill empty zeros": "slot.stream has the methods of a stream",
         "host": "slot.pinned(name, shape, dtype) is memory of the host",
         "device alloc allocate": "slot.buffer(name, shape, dtype) is memory of the device",
+        "buffers": "slot.buffer(name, shape, dtype) is memory of the device",
+        "data": "slot.item is the item",
     },
     "Stream": {
         "sync synchronize_async wait_idle": "`await stream.synchronize()` waits for its work",
@@ -179,7 +196,11 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "pin pinned": _PINNED,
         "unified managed": _UNIFIED,
         "launch_kernel run execute": _LAUNCH,
-        "begin_capture capture_begin end_capture capture_end": "`with stream.capture() as graph` records its work",
+        "begin_capture capture_begin end_capture capture_end": "`async with stream.capture() as graph` records work",
+        "wait_for": "stream.wait(other) makes it wait for an operation, an event or a stream",
+        "copy_to_device array": "`await stream.upload(array)` makes a buffer of an array",
+        "zeros_like": "stream.zeros(array.shape, array.dtype) makes a buffer",
+        "graph": "`async with stream.capture() as graph` records its work",
         "stats metrics get_metrics": _STATISTICS.format("stream"),
         "close": "`await stream.aclose()` closes it, or `async with device.stream() as stream`",
         "auto_synchronize": "`async with device.stream() as stream` waits for its work at the end",
@@ -201,7 +222,12 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "rebalance optimize_allocation": "pool.optimize() changes the strategy",
         "set_strategy resize": "StreamPool(device, minimum, maximum, strategy=…) takes them",
         "size num_streams stats metrics": _STATISTICS.format("pool"),
+        "run": "`async with pool.stream() as stream`, and the methods of that",
         "close": _CLOSE.format("pool"),
+    },
+    "StreamProfiler": {
+        "summary key_averages": "profiler.report() has the figures, and print(profiler.report()) shows them",
+        "start": "`async with profiler` starts it",
     },
     "SyncBatches": _LOADER,
     "SyncArray": {"cpu cuda numpy float half long to permute view reshape size dim device": _TENSOR},
@@ -210,7 +236,13 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "get": "`await ticket` is its result",
         _ARRAY: _AWAIT,
     },
+    "Timeline": {
+        "save export_chrome_trace": "Path('x.html').write_text(timeline.to_html()), or timeline.to_trace()",
+        "events": "timeline.spans has them",
+        "start": "`async with timeline` starts it",
+    },
     "TripleBuffer": {
+        "next": "ring.upload_slot() takes a free slot, and `await ring.acquire()` waits for one",
         "rotate swap": "ring.advance() passes the slots on",
         "uploading get_upload_slot": "ring.upload_slot() takes a free slot",
         "processing get_compute_slot": "ring.compute_slot() is the slot that computes, or None",
@@ -227,8 +259,28 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "aiocuda": {
         "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
         "Program RawKernel RawModule jit": "aiocuda.Kernel(name, source=…, host=function)",
+        "kernel compile ElementwiseKernel SourceModule": "aiocuda.Kernel(name, source=…, host=function)",
+        "Barrier": "it is called aiocuda.StreamBarrier",
+        "CUDAGraph": "`async with stream.capture() as graph` records one",
+        "Coordinator": "it is called aiocuda.AsyncCoordinator",
+        "PipelineStage stage": "it is called aiocuda.Stage: Stage(name, function)",
+        "Pool": "aiocuda.StreamPool lends streams, and aiocuda.EventPool events",
+        "Profiler profile": "`from aiocuda.observe import StreamProfiler`, and Timeline",
+        "Semaphore": "asyncio.Semaphore is one for tasks; stream.wait(event) orders streams",
+        "array asarray": "`await stream.upload(array)` makes a buffer of an array",
+        "get_elapsed_time": "start.elapsed_ms(end) is the time between two of stream.record(timing=True)",
+        "is_available": "`aiocuda doctor` says whether CUDA can be used; open_device() falls back to the host driver",
+        "managed_array": _UNIFIED,
+        "memory_allocated": "device.memory.statistics() has the figures",
+        "on": "`from aiocuda.integrations import torch` has torch.on(stream), and so has cupy",
+        "open": "`async with aiocuda.open_device() as device`",
+        "pinned": _PINNED,
+        "run": "asyncio.run(main()) runs a program",
+        "set_device": "no device is current: `async with aiocuda.open_device(0) as device`",
+        "submit": "stream.submit(function); `from aiocuda.integrations import torch` has torch.submit(stream, …)",
+        "timeout wait_for": "`async with asyncio.timeout(seconds)` limits any await",
         "cuda": "`async with aiocuda.open_device() as device` opens a GPU",
-        "current_stream": "there is none: each call is a method of its stream, as device.stream() makes one",
+        "current_stream get_current_stream": "each call is a method of its stream, as device.stream() makes one",
         "empty zeros": "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers",
         "launch": _LAUNCH,
         "synchronize": "`await stream.synchronize()` for one stream, `await device.drain()` for all",
@@ -242,4 +294,14 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
 #: For each class and module: names that it lacks, and what to use in their place.
 CURES: Final[Mapping[str, Mapping[str, str]]] = {
     cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
+}
+
+#: Parameters that no method has, and what to use in their place. `explain` reads them.
+PARAMETERS: Final[Mapping[str, str]] = {
+    "depth": "Pipeline(device, stages, depth=3) takes it",
+    **dict.fromkeys(("dst", "src"), "it takes them by position, the target first: stream.copy(target, source)"),
+    "dtype": "a buffer has the dtype of the array: array.astype(dtype) before, or after",
+    "enable_timing": "use timing=True",
+    "stream": "the stream is the object whose method is called",
+    "timeout": "`async with asyncio.timeout(seconds)` limits an await",
 }

@@ -13,7 +13,7 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -97,6 +97,7 @@ _COLLECTIVE = keywords(
 
 
 @lacks
+@refuses(__enter__="is entered by `async with`, not `with`: `async with AsyncCoordinator(device) as coordinator`")
 class AsyncCoordinator(Owner):
     """Orders operations on the device, over as many streams as needed.
 
@@ -141,6 +142,11 @@ class AsyncCoordinator(Owner):
         them after 0.5 s. A deadlock that is certain raises the error immediately in either case.
     """
 
+    @keywords(
+        "AsyncCoordinator takes a device, max_in_flight=, streams=, check= and deadlock_timeout=",
+        "AsyncCoordinator(device, max_in_flight=64)",
+        **dict.fromkeys(("max_concurrent", "max_concurrency", "concurrency"), "use max_in_flight="),
+    )
     def __init__(
         self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False,
         deadlock_timeout: float | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
-from .._base._mistakes import keywords, lacks, or_none, refuses
+from .._base._mistakes import explain, keywords, lacks, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
@@ -67,6 +68,7 @@ class Pinning:
 
 
 @lacks
+@refuses(__enter__="is closed by `async with`, not `with`: `async with aiocuda.open_device() as device`")
 class Device(Owner):
     """One GPU, or the host in its place.
 
@@ -486,7 +488,10 @@ class Device(Owner):
             raise self._scope.closed_error()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        explain(error)
         await self._scope.exit(self, kind)
         unseen = self._resources.device_state.unseen
         if kind is None:

@@ -6,6 +6,7 @@ import abc
 import contextlib
 from typing import Any, ClassVar
 
+from .._base._mistakes import refuses
 from .._base._types import SourceLine
 from ..completion import INTERNAL, Instrument, Operation
 from ..device import Device
@@ -14,6 +15,7 @@ from ..errors import AiocudaError, InvalidTypeError
 __all__ = ["DeviceListener", "elapsed_ms"]
 
 
+@refuses(__enter__="is entered by `async with`, not `with`")
 class DeviceListener(Instrument, abc.ABC):
     """An `Instrument` that is registered with its device for one ``async with`` block, and gets the device times.
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from .._base._checks import check_duration
 from .._base._label import printable
+from .._base._mistakes import lacks, refuses
 from .._base._statistics import DeviceStatistics
 from ..completion import KINDS, Operation
 from ..device import Device
@@ -132,6 +133,8 @@ class LabelProfile:
     busy_ms: float  #: device time of its launches, graphs, transfers and fills
 
 
+@lacks
+@refuses(__getitem__="has no items: report.total has all streams, and report.stream(stream) one")
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProfileReport:
     """The figures of a `StreamProfiler`. ``print(report)`` shows them as tables.
@@ -280,6 +283,7 @@ class _Sums:
         return OperationProfile(name, kind, self.count, self.total, mean, shortest, longest, p50, p99, self.nbytes)
 
 
+@lacks
 class StreamProfiler(DeviceListener):
     """Counts the operations of a device's streams and adds up their times, inside its ``async with`` block.
 

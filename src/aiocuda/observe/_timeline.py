@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias, cast
 
 from .._base._clock import running_clock
+from .._base._mistakes import lacks
 from ..completion import INTERNAL, EndedRequest, Operation, StartedBatch
 from ..device import Device, Event
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError
@@ -28,6 +29,7 @@ ON_HOST = "operations on the host"
 MEMORY = "device memory, bytes"
 
 
+@lacks
 class Timeline(DeviceListener):
     """Records when each operation began and ended, for the operations that begin and end in its ``async with`` block.
 

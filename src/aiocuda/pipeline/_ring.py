@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import async_block, keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -45,6 +45,7 @@ _new: Callable[[type[Slot]], Slot] = object.__new__
 
 
 @lacks
+@refuses(__getitem__="has no items: `async with ring.slot(item) as slot`, or ring.upload_slot(), takes a free slot")
 class TripleBuffer(Owner):
     """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
 
@@ -498,7 +499,7 @@ class TripleBuffer(Owner):
         else:
             self._free.append(slot)
 
-    @contextlib.asynccontextmanager
+    @async_block("takes a slot for an `async with` block: `async with ring.slot(item) as slot`")
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
         """Acquire a slot for the time of the block, and `release` it at the end, however the block is left.
 

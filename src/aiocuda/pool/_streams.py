@@ -55,7 +55,10 @@ class StreamPoolStatistics(NamedTuple):
 
 
 @lacks
-@refuses(__enter__="is closed by `async with`, not `with`: `async with aiocuda.StreamPool(device) as pool`")
+@refuses(
+    __enter__="is closed by `async with`, not `with`: `async with aiocuda.StreamPool(device) as pool`",
+    __getitem__="has no places: `async with pool.stream() as stream` leases a stream",
+)
 class StreamPool(Owner):
     """Streams of one device, leased to the coroutines of one event loop.
 
@@ -84,6 +87,7 @@ class StreamPool(Owner):
 
     @keywords(
         "StreamPool takes a device, minimum=, maximum=, strategy= and keep_seconds=",
+        "StreamPool(device, minimum=1, maximum=8)",
         **dict.fromkeys(
             ("size", "n", "streams", "max_size", "max_streams", "num_streams"), "use maximum=, and minimum="
         ),
