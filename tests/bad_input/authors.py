@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import aiocuda
-from aiocuda import CompileError, InvalidTypeError
+from aiocuda import ClosedError, CompileError, InvalidArgumentError, InvalidTypeError
 from aiocuda.observe import StreamProfiler, Timeline
 from aiocuda.testing import Latch
 from tests.bad_input.newcomers import At, coordinated, enter, enter_async, pooled
@@ -33,6 +33,9 @@ def fills(slot: Any) -> Any:
     return slot.stream.fill(slot.buffer("x", 4), 1)
 
 
+AXPY: Any = AIOCUDA.Kernel(
+    "axpy", source="__global__ void axpy(float a, float* x, float* y, int n) {}", host=lambda a, x, y, n: None
+)
 STAGE: Any = AIOCUDA.Stage("fill", fills)
 
 
@@ -62,6 +65,20 @@ def enter_made(at: At, made: Callable[[At], Any]) -> None:
 
 def noded(at: At, call: Callable[[Any], Any]) -> Any:
     return coordinated(at, lambda coordinator: call(coordinator.download(at.buffer)))
+
+
+async def never_entered(at: At) -> Any:
+    async with AIOCUDA.AsyncCoordinator(at.device) as coordinator:
+        bracket = coordinator.operation("kernel")
+    return bracket.result()
+
+
+def wait_for_coroutine() -> Any:
+    coroutine = coroutine_function()
+    try:
+        return AIOCUDA.wait(coroutine)
+    finally:
+        coroutine.close()
 
 
 def returns(kind: str) -> Any:
@@ -170,6 +187,74 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         "'device': StreamPool(device, minimum=1, maximum=8)",
     ),
     "Stage(up)": (lambda at: AIOCUDA.Stage(fills), InvalidTypeError, "two positional arguments: Stage('up', up)"),
+    "compute(kernel, 2.0, x, y, 4)": (
+        lambda at: coordinated(at, lambda c: c.compute(AXPY, 2.0, at.buffer, at.buffer, 4)),
+        InvalidTypeError,
+        "takes 4 arguments, 2 given: grid and block come before them",
+    ),
+    "compute(depends_on=)": (
+        lambda at: coordinated(at, lambda c: c.compute(AXPY, 1, 1, 2.0, at.buffer, at.buffer, 4, depends_on=[])),
+        InvalidTypeError,
+        "'depends_on': use after=",
+    ),
+    "launch(size=)": (lambda at: at.stream.launch(AXPY, size=4), InvalidTypeError, "'size': use n="),
+    "launch(shared=)": (lambda at: at.stream.launch(AXPY, shared=4), InvalidTypeError, "it is called shared_bytes"),
+    "launch(timeout=)": (
+        lambda at: at.stream.launch(AXPY, timeout=4),
+        InvalidTypeError,
+        "`async with asyncio.timeout(",
+    ),
+    "launch(kernel, 'x')": (
+        lambda at: at.stream.launch(AXPY, 1, 1, 2.0, "x", at.buffer, 4),
+        InvalidTypeError,
+        "aiocuda.pipeline.SlotBuffer('x', shape, dtype)",
+    ),
+    "buffer.close()": (lambda at: at.buffer.close(), AttributeError, "buffer.free() frees it"),
+    "Pipeline(device, [up])": (
+        lambda at: AIOCUDA.Pipeline(at.device, [fills]),
+        InvalidTypeError,
+        "stages is a sequence of aiocuda.Stage, Stage(name, function), and one of them is",
+    ),
+    "TripleBuffer(device)": (
+        lambda at: AIOCUDA.TripleBuffer(at.device),
+        InvalidTypeError,
+        ": TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)",
+    ),
+    "slot.enter('upload')": (
+        lambda at: AIOCUDA.TripleBuffer().upload_slot().enter("upload"),
+        InvalidArgumentError,
+        "cannot become 'upload': there are 'uploading', 'processing' and 'downloading'",
+    ),
+    "operation() that is not entered": (lambda at: never_entered(at), ClosedError, "was never entered by `async with`"),
+    "fill(node)": (
+        lambda at: noded(at, lambda node: at.stream.fill(node, 3)),
+        InvalidTypeError,
+        "not ScheduledNode: its .buffer is one",
+    ),
+    "download(node)": (
+        lambda at: noded(at, lambda node: at.stream.download(node)),
+        InvalidTypeError,
+        "not ScheduledNode: its .buffer is one",
+    ),
+    "stream.wait(node)": (
+        lambda at: noded(at, lambda node: at.stream.wait(node)),
+        InvalidTypeError,
+        "not ScheduledNode: await it first; in a coordinator, after= orders operations",
+    ),
+    "stream.wait(ticket)": (lambda at: ticketed(at, at.stream.wait), InvalidTypeError, "not Ticket: await it first"),
+    "stream.wait([event])": (lambda at: at.stream.wait([at.event]), InvalidTypeError, "call it for each of them"),
+    "StreamGroup(names, device)": (
+        lambda at: AIOCUDA.StreamGroup(("a", "b"), at.device),
+        InvalidTypeError,
+        "StreamGroup(device, streams), not tuple",
+    ),
+    "aiocuda.wait(coroutine)": (lambda at: wait_for_coroutine(), InvalidTypeError, "coroutine: await it"),
+    "aiocuda.wait(device)": (lambda at: AIOCUDA.wait(at.device), InvalidTypeError, ": `await device.drain()` waits"),
+    "download(x, dtype)": (
+        lambda at: at.stream.download(at.buffer, np.float64),
+        InvalidTypeError,
+        "array.astype(dtype) converts it",
+    ),
     "event.elapsed_ms()": (lambda at: at.event.elapsed_ms(), InvalidTypeError, "start.elapsed_ms(end), not with NoneT"),
 }
 

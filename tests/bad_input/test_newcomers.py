@@ -135,7 +135,7 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Capture, Cluster, Device, DeviceMemory, aiocuda.Event),
-        *(aiocuda.EventPool, Gathering),
+        *(aiocuda.DeviceBuffer, aiocuda.EventPool, Gathering),
         *(Bracket, ProfileReport, StreamProfiler, Timeline),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
@@ -155,7 +155,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "batch": (Batch,),
     "batcher": (MicroBatcher,),
     "bracket": (Bracket,),
-    "buffer": (aiocuda.UnifiedBuffer,),
+    "buffer": (aiocuda.DeviceBuffer, aiocuda.UnifiedBuffer),
     "cluster": (Cluster,),
     "context": (aiocuda.ManagedContext,),
     "coordinator": (aiocuda.AsyncCoordinator,),
@@ -205,7 +205,7 @@ async def test_table_of_names_has_the_classes() -> None:
     assert CURES.keys() == CLASSES.keys() | set(MODULES)
 
 
-@pytest.mark.parametrize("cls", sorted(CLASSES.keys() - {"UnifiedBuffer"}))
+@pytest.mark.parametrize("cls", sorted(CLASSES.keys() - {"DeviceBuffer", "UnifiedBuffer"}))
 async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
     for name, cure in CURES[cls].items():
         with pytest.raises(AttributeError) as caught:
@@ -213,9 +213,10 @@ async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
         assert str(caught.value) == f"{cls} has no {name!r}: {cure}"
 
 
-async def test_managed_buffer_lacks_the_names_of_the_table(device: Device) -> None:
-    buffer = device.unified(4)
-    for name, cure in CURES["UnifiedBuffer"].items():
+@pytest.mark.parametrize("kind", ["DeviceBuffer", "UnifiedBuffer"])
+async def test_buffer_lacks_the_names_of_the_table(device: Device, stream: Stream, kind: str) -> None:
+    buffer = device.unified(4) if kind == "UnifiedBuffer" else stream.empty(4)
+    for name, cure in CURES[kind].items():
         with pytest.raises(AttributeError) as caught:
             getattr(buffer, name)
         assert str(caught.value).endswith(f"no attribute {name!r}: {cure}")

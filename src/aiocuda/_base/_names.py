@@ -87,6 +87,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "id": "it is called device.index",
         "reset": "it is closed, and opened again: `async with aiocuda.open_device() as device`",
     },
+    "DeviceBuffer": {"close release destroy": "buffer.free() frees it, and so does the end of the last reference"},
     "DeviceMemory": {
         "allocate alloc malloc allocate_async": _EMPTY,
         "deallocate free_async": "buffer.free(stream) frees a buffer in the order of a stream",

@@ -47,6 +47,7 @@ __all__ = ["AsyncCoordinator", "CoordinatorStatistics"]
 _KINDS = frozenset(KINDS)
 
 _COMPUTE = "compute takes the kernel's own arguments by position; help(AsyncCoordinator.compute) lists its keywords"
+_COMPUTE_KEYWORDS = dict.fromkeys(("depends_on", "dependencies"), "use after=")
 
 #: How many combinations of grid, block and shared memory are remembered as valid.
 MOST_EXTENTS = 256
@@ -253,7 +254,7 @@ class AsyncCoordinator(Owner):
         began, node = self._begin(kind, "compute", stream, priority, description, label)
         if launch:
             kernel, grid, block, args = read_launch(
-                "AsyncCoordinator.compute", (kernel, grid, block, *args), launch, _COMPUTE, {}
+                "AsyncCoordinator.compute", (kernel, grid, block, *args), launch, _COMPUTE, _COMPUTE_KEYWORDS
             )
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")

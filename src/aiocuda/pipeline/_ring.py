@@ -111,7 +111,8 @@ class TripleBuffer(Owner):
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int):
-            raise InvalidTypeError(f"depth is an integer, not {depth!r}")
+            cure = ": TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)" * isinstance(depth, Device)
+            raise InvalidTypeError(f"depth is an integer, not {depth!r}{cure}")
         if not 1 <= depth <= MAX_SLOTS:
             raise InvalidArgumentError(f"depth is from 1 to {MAX_SLOTS}, and this is {depth}", limit=MAX_SLOTS)
         self._watchers: list[Callable[[Slot], object]] = []  # of all slots: `_watch_soon`, while a task waits

@@ -229,7 +229,8 @@ class Slot(ProcessLocal):
         states = self._contents.states
         last: SlotState = states[-1][0] if states else "free" if self._contents.progress is None else "uploading"
         if state == "free" or state not in TRANSITIONS[last]:
-            raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}", state=state)
+            cure = "" if state in TRANSITIONS else ": there are 'uploading', 'processing' and 'downloading'"
+            raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}{cure}", state=state)
         if states and not states[-1][1]:
             states.pop()
         states.append((state, ends))
