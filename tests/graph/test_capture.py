@@ -191,7 +191,7 @@ async def test_call_that_cannot_be_recorded_names_the_cure_and_the_rest_remains(
         stream.fill(buffer, 1)
         with pytest.raises(kind, match=cure):
             use(device, stream, buffer)
-        with pytest.raises(BusyError, match="leave the `with"):
+        with pytest.raises(BusyError, match="leave the `async with"):
             await stream.aclose()
     assert len(graph) == 1
     await quickly(graph.launch(stream))

@@ -335,7 +335,7 @@ class Graph(ProcessLocal):
         if self._closed:
             raise ClosedError(f"{self!r}: capture it again")
         if version is None:
-            raise BusyError(f"{self!r}: leave the `with stream.capture()` block first")
+            raise BusyError(f"{self!r}: leave the `async with stream.capture()` block first")
         if queue.device_state is not self._home.device_state:
             raise WrongDeviceError(f"{self!r} is not of the device of {queue.name}: capture it on a stream of that one")
         if queue.loop is not self._home.loop:
