@@ -259,6 +259,7 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
 }
 
 NO_AWAIT = "it can be used at once: leave the `await` out. Operations are awaited"
+ASYNC_FOR = "`async for` iterates over it, as over aiocuda.as_completed(operations)"
 LIMIT = "`async with asyncio.timeout(seconds)` limits an await"
 
 #: Calls and uses that Python refuses by itself, with the note of the error.
@@ -287,6 +288,17 @@ NOTES: dict[str, tuple[Callable[[At], object], str]] = {
         f"it is aiocuda.as_completed(operations): {LIMIT}",
     ),
     "Timeline()": (lambda at: TIMELINE(), "it is Timeline(device)"),
+    "for operation in as_completed()": (lambda at: list(AIOCUDA.as_completed([])), ASYNC_FOR),
+    "await as_completed()": (lambda at: awaits(AIOCUDA.as_completed([])), ASYNC_FOR),
+    "async with operation": (
+        lambda at: enter_async(at.operation),
+        "an operation is awaited: `await operation`",
+    ),
+    "stream.copy(dst=, src=)": (
+        lambda at: at.stream.copy(dst=at.buffer, src=at.buffer),
+        "it is Stream.copy(target, source, *, label=None): it takes them by position, the target first: "
+        "stream.copy(target, source)",
+    ),
     "await buffer": (lambda at: awaits(at.buffer), NO_AWAIT),
     "await stream": (lambda at: awaits(at.stream), NO_AWAIT),
 }

@@ -59,7 +59,9 @@ _REFUSED = re.compile(
 _MISUSED = {
     r"(?:object |')(Device|DeviceBuffer|Stream|UnifiedBuffer)(?: can't be used in 'await'|' object can't be awaited)":
     "it can be used at once: leave the `await` out. Operations are awaited",
-    r"'\S*Operation' object does not support the asynchronous": "an operation is awaited: `result = await operation`",
+    r"'async_generator' object (?:is not iterable|can't be awaited)|object async_generator can't be used in 'await'":
+    "`async for` iterates over it, as over aiocuda.as_completed(operations)",
+    r"'\S*Operation' object does not support the asynchronous": "an operation is awaited: `await operation`",
 }  # fmt: skip
 
 
@@ -83,7 +85,8 @@ def lacks(cls: C) -> C:
     ``dir`` of an instance does not list the names.
     """
     cures = CURES[cls.__name__]
-    _classes[cls.__name__] = cls
+    for base in cls.__mro__:
+        _classes.setdefault(base.__name__, cls)  # a method has the name of the class that defines it
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))
