@@ -36,7 +36,7 @@ C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-Block: TypeAlias = "contextlib.AbstractAsyncContextManager[T, bool | None]"
+Block: TypeAlias = "contextlib.AbstractAsyncContextManager[T, None]"
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 
@@ -157,7 +157,8 @@ def async_block(cure: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable
 
         @functools.wraps(function)
         def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
-            return Asynchronous(made_by, args, kwargs)
+            block: Any = Asynchronous(made_by, args, kwargs)  # typed, it might suppress exceptions
+            return block
 
         return made
 
