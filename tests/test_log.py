@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -524,12 +525,80 @@ async def test_a_garbage_collection_of_the_library_is_not_reported(records: Reco
     assert not [each for each in events if "garbage collection" in each["callback"] or "collect" in each["line"]]
 
 
+@pytest.mark.asyncio
+async def test_a_batch_function_that_blocks_the_loop_before_it_gives_work_to_the_device_is_named(
+    records: Records,
+) -> None:
+    """The wait for its stream began a timer of the device, which hid that the timer of the batcher was late."""
+
+    async def infer(batch: Any) -> Any:
+        block_the_loop(0.3)
+        return batch.items
+
+    async with (
+        aiocuda.open_device(driver="host") as device,
+        MicroBatcher(infer, max_batch_size=1, device=device) as batcher,
+    ):
+        for _ in range(3):
+            before = len(records.of("loop_blocked"))
+            await quickly(batcher.submit(0))
+            await until(functools.partial(has_more_events, records, before), "the report")
+    assert all(each["seconds"] > 0.2 for each in records.of("loop_blocked"))
+
+
+def has_more_events(records: Records, before: int) -> bool:
+    return len(records.of("loop_blocked")) > before
+
+
+class _Requests:
+    """Requests that wait, for `LoopWatch.watch_while`."""
+
+    waiting = True
+
+    def wait(self) -> bool:
+        return self.waiting
+
+
+@pytest.mark.parametrize("first", ["reactor", "requests"])
+def test_a_timer_in_time_hides_no_other_one_that_is_late(
+    records: Records, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """There is a timer of the reactor, and one for requests that wait: the first of them comes, and rests."""
+    clock, requests = [1.0], _Requests()
+    timers: list[Any] = []
+    monkeypatch.setattr(_loop_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(_loop_watch, "_sampler", SimpleNamespace(watch=lambda *_: None, forget=lambda *_: None))
+    loop = SimpleNamespace(call_later=lambda _, call, **__: timers.append(call))
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    watch = _loop_watch.LoopWatch()
+
+    def arrive() -> None:
+        watch.arrived()
+        watch.rest()
+
+    starts: list[Any] = [lambda: watch.expect(0.025), lambda: watch.watch_while(requests.wait)]
+    arrivals: list[Any] = [arrive, lambda: timers.pop()()]
+    if first == "requests":
+        starts, arrivals = starts[::-1], arrivals[::-1]
+    starts[0]()
+    clock[0] += 0.01
+    starts[1]()
+    requests.waiting = False
+    clock[0] += 0.015
+    arrivals[0]()
+    assert not records.of("loop_blocked")
+    clock[0] += 0.2
+    arrivals[1]()
+    (report,) = records.of("loop_blocked")
+    assert report["seconds"] == pytest.approx(0.19)
+
+
 def test_a_timer_that_is_late_by_at_most_50_ms_is_not_reported(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [time.monotonic()]
     monkeypatch.setattr(_loop_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(_loop_watch, "_sampler", SimpleNamespace(watch=lambda *_: None))
+    monkeypatch.setattr(_loop_watch, "_sampler", SimpleNamespace(watch=lambda *_: None, forget=lambda *_: None))
     watch = _loop_watch.LoopWatch()
     for late, reports in ((0.0, 0), (0.049, 0), (0.051, 1), (0.0, 1)):
         watch.expect(0.025)

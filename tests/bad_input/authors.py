@@ -184,7 +184,7 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "StreamPool(maximum=4)": (
         lambda at: AIOCUDA.StreamPool(maximum=4),
         InvalidTypeError,
-        "'device': StreamPool(device, minimum=1, maximum=8)",
+        "'device': StreamPool(device, minimum, maximum): `async with aiocuda.StreamPool(",
     ),
     "Stage(up)": (lambda at: AIOCUDA.Stage(fills), InvalidTypeError, "two positional arguments: Stage('up', up)"),
     "compute(kernel, 2.0, x, y, 4)": (

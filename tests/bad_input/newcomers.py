@@ -470,6 +470,8 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "not an array: for memory like a, device.pinned(a.shape, a.dtype); `async with device.pin(a)` locks a",
     ),
+    "buffer.shape = (2, 2)": (lambda at: setattr(at.buffer, "shape", (2, 2)), AttributeError, "buffer.reshape(…)"),
+    "buffer.dtype = int": (lambda at: setattr(at.buffer, "dtype", np.dtype(int)), AttributeError, "buffer.view(dtype)"),
     "buffer[mask]": (
         lambda at: at.buffer[np.ones(4, bool)],
         InvalidTypeError,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
 import importlib
 import inspect
+import pickle
 import re
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
+import aiocuda.cluster
+import aiocuda.serving
 from aiocuda import Device, Kernel, Stream
 from aiocuda._base._names import CURES
 from aiocuda._core._gather import Gathering
+from aiocuda.cluster import ClusterStatistics, ReplicaStatistics
 from aiocuda.cluster._cluster import Cluster, ReplicaHandle
 from aiocuda.coordination._bracket import Bracket
 from aiocuda.coordination._node import Node
@@ -28,7 +34,8 @@ from aiocuda.memory._allocator import DeviceMemory
 from aiocuda.observe import ProfileReport, StreamProfiler, Timeline
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
-from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher
+from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher, OverloadedError
+from tests.bad_input import service_mistakes
 from tests.bad_input.authors import AUTHORS, NOTES
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
@@ -86,6 +93,44 @@ async def test_other_type_errors_have_no_note() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
+@pytest.mark.parametrize("mistake", service_mistakes.MISTAKES)
+async def test_mistake_in_a_service_is_refused_with_its_cure(device: Device, stream: Stream, mistake: str) -> None:
+    make, error, cure = service_mistakes.MISTAKES[mistake]
+    with pytest.raises(error) as caught:
+        result = make(service_mistakes.At(device, stream))
+        if inspect.iscoroutine(result):
+            await result
+    assert type(caught.value) is error
+    assert cure in str(caught.value)
+
+
+async def test_weight_that_fails_names_the_parameter() -> None:
+    weigh: Any = len
+    async with MicroBatcher(submit, max_batch_size=4, weight=weigh) as opened:
+        with pytest.raises(TypeError, match=r"has no len\(\)") as caught:
+            await opened.submit(5)
+    assert caught.value.__notes__ == ["weight= of the batcher, called with the item of this request, has raised this"]
+
+
+async def test_statistics_keep_what_they_are(device: Device) -> None:
+    figures = device.statistics()
+    assert dataclasses.asdict(copy.deepcopy(figures)) == dataclasses.asdict(figures)
+    assert pickle.loads(pickle.dumps(figures)) == figures
+    assert not hasattr(figures, "__cuda_array_interface__")
+    async with aiocuda.StreamPool(device) as pool:
+        found = pool.statistics()
+    assert found[0] == found._asdict()["strategy"] == "load_balanced"
+    assert tuple(found)[1:3] == found[1:3]
+
+
+async def test_errors_have_their_public_names() -> None:
+    for module in (aiocuda.cluster, aiocuda.serving):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if isinstance(thing, type) and issubclass(thing, aiocuda.AiocudaError):
+                assert thing.__module__ in ("aiocuda.errors", module.__name__)
+
+
 async def test_label_without_a_block_warns() -> None:
     with pytest.warns(RuntimeWarning, match=r"label\('x'\) labels nothing: use `with aiocuda.label\('x'\):`") as caught:
         aiocuda.label("x")
@@ -141,13 +186,14 @@ CLASSES: dict[str, type] = {
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
         *(DataLoader, FieldMapping, SyncBatches),
+        *(ClusterStatistics, OverloadedError, ReplicaStatistics),
     )
 }
 
 #: Attributes of each instance.
 OF_INSTANCES = {("device", "index"), ("device", "memory"), ("device", "properties"), ("timeline", "spans")}
 
-MODULES = ("aiocuda", "aiocuda.serving")
+MODULES = ("aiocuda", "aiocuda.serving", "aiocuda.serving.asgi")
 
 #: The words for objects in the cures.
 OBJECTS: dict[str, tuple[type, ...]] = {

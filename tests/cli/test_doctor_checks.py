@@ -69,7 +69,7 @@ def found_by(check: Callable[[Machine], Awaitable[Result]], machine: Machine = M
 def test_core_that_is_older_than_its_source_is_named(used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = Form("python", "the compiled core is older than its source", ())
     monkeypatch.setattr(_settings_checks, "form_of_core", lambda: stale)
-    monkeypatch.setattr(build, "can_compile", lambda: None)
+    monkeypatch.setattr(build, "why_not_compiled", lambda: None)
     finding = found_by(check_core, Machine("auto", None, used=used))
     assert "the compiled core is older than its source: python -m aiocuda._core.build" in finding.detail
     assert finding.ok is (used == "host")
@@ -79,7 +79,7 @@ def test_reason_why_the_core_is_not_compiled_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_settings_checks, "form_of_core", lambda: Form("python", "the core is not compiled", ()))
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     finding = found_by(check_core, Machine("auto", None, used="host"))
-    assert f"the core is not compiled: {build.can_compile()}" in finding.detail
+    assert f"the core is not compiled: {build.why_not_compiled()}" in finding.detail
 
 
 def test_core_in_python_that_was_asked_for_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,34 @@ def _literal(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "().[]*" else letter for letter in text)
 
 
+class Plain:
+    """A context manager of `with`, which no replica enters."""
+
+    size = 3
+    entered = False
+
+    def __enter__(self) -> Self:
+        self.entered = True
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def was_entered(self) -> bool:
+        return self.entered
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_class_that_no_replica_enters_warns() -> None:
+    async with open_cluster("local", replicas=1) as cluster:
+        with pytest.warns(RuntimeWarning, match="Plain has __enter__ and no __aenter__: a replica does not") as caught:
+            handle = await cluster.spawn(Plain)
+        assert caught[0].filename == __file__
+        assert not await handle.call("was_entered")
+        with pytest.raises(InvalidTypeError, match=r"size is not a method: 3\. A method of the class can return it"):
+            await handle.call("size")
+
+
 class Properties:
     """Its property raises an AttributeError of another object."""
 

@@ -280,6 +280,27 @@ def test_ctrl_c_leaves_the_loop_and_the_rest_goes_on(interrupted: str) -> None:
 
 
 @pytest.mark.asyncio
+async def test_second_thread_that_gets_it_neither_calls_nor_ends_it() -> None:
+    """Ctrl-C in a look, after a thread has got the function, gives it to another thread, too."""
+    async with aiocuda.open_device(driver="host") as device:
+        begun, go_on, ends = threading.Event(), threading.Event(), list[Any]()
+
+        def work() -> str:
+            begun.set()
+            return "done" if go_on.wait(PATIENCE) else "late"
+
+        reactor = reactor_of(device)
+        job = reactor.idle_moments.start(work, lambda *end: ends.append(end), PATIENCE)
+        await until(begun.is_set)
+        reactor.idle_moments._give(job)
+        await until(lambda: len(reactor.jobs) == 1, "the end of the second thread's turn")
+        assert not ends
+        go_on.set()
+        await until(lambda: ends)
+        assert ends == [("done", None, True)]
+
+
+@pytest.mark.asyncio
 async def test_after_a_fault_it_is_called_at_once() -> None:
     """The driver raises the fault in the call, or does nothing."""
     async with aiocuda.open_device(driver="host") as device:

@@ -498,3 +498,13 @@ async def test_array_of_things_that_are_no_operations_is_refused_as_after(coordi
     with pytest.raises(InvalidTypeError, match="after names nodes"):
         coordinator.host(int, after=np.array([object(), object()]))
     assert await coordinator.host(int, after=np.array([], object)) == 0
+
+
+async def test_program_cannot_close_a_stream_of_the_coordinator(coordinator: AsyncCoordinator) -> None:
+    """Every later operation there failed."""
+    with pytest.raises(BusyError, match="is closed by its coordinator, which still needs it"):
+        async with coordinator.compute_stream:
+            raise AssertionError("it was entered")
+    with pytest.raises(BusyError, match="is closed by its coordinator"):
+        await coordinator.compute_stream.aclose()
+    await quickly(coordinator.compute_stream.synchronize())

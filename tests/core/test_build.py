@@ -19,7 +19,7 @@ from aiocuda._core import build as builder
 from aiocuda._core._sources import FOLDER, MODULES, hash_of_sources
 from tests.project.tree import ROOT
 
-needs_compiler = pytest.mark.skipif(builder.can_compile() is not None, reason=str(builder.can_compile()))
+needs_compiler = pytest.mark.skipif(builder.why_not_compiled() is not None, reason=str(builder.why_not_compiled()))
 
 
 def test_all_modules_of_the_core_are_sources() -> None:
@@ -69,18 +69,18 @@ def test_modules_that_would_differ_when_joined_are_refused(
 
 def test_reason_why_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -O2")
-    reason = builder.can_compile()
+    reason = builder.why_not_compiled()
     assert reason == "there is no C compiler 'no-such-compiler': install one, or name one in CC"
     with pytest.raises(builder.BuildError, match="no-such-compiler"):
         builder.build(force=True)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert builder.can_compile() == "the compiled core is for Linux, as the CUDA driver is"
+    assert builder.why_not_compiled() == "the compiled core is for Linux, as the CUDA driver is"
 
 
 def test_free_threaded_python_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("sysconfig.get_config_var", {"Py_GIL_DISABLED": 1, "CC": "cc"}.get)
-    assert "free-threaded Python uses the core in Python" in str(builder.can_compile())
+    assert "free-threaded Python uses the core in Python" in str(builder.why_not_compiled())
 
 
 def test_old_cython_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def loader_threads() -> int:
     return sum("loader" in thread.name or "to-device" in thread.name for thread in threading.enumerate())
 
 
+def clocks() -> int:
+    """Return the number of open files of threads' times: a thread that decodes keeps its own open until it ends."""
+    return sum(file.endswith("/schedstat") for file in open_files())
+
+
 def open_files() -> list[str]:
     return [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
 
@@ -70,11 +75,11 @@ async def traces(device: aiocuda.Device, driver: CountsPinned) -> dict[str, int]
     pool.sweep()
     free = sum(region.nbytes for regions in pool._free.values() for region in regions)
     statistics = driver.statistics()
+    # A thread that ends is no longer listed before its file is closed.
+    await until(lambda: clocks() <= loader_threads(), "the end of the files of threads that have ended")
     files = open_files()
-    clocks = [file for file in files if file.endswith("/schedstat")]  # a thread that decodes keeps its own open
     return {
-        "descriptors": len(files) - len(clocks),
-        "files of threads that have ended": max(0, len(clocks) - loader_threads()),
+        "descriptors": sum(not file.endswith("/schedstat") for file in files),
         "memory files": shared_files(),
         "processes": len(multiprocessing.active_children()),
         "threads": loader_threads(),

@@ -67,6 +67,11 @@ async def test_arrays_of_const_pointers_are_read_only(host: Callable[..., object
         await run(host)
 
 
+async def test_another_shape_than_that_of_the_buffers_has_its_cure() -> None:
+    with pytest.raises(DeviceFault, match=r"shift.*\(its arrays have the shapes of the buffers, and not of the grid\)"):
+        await run(lambda y, x, n: np.copyto(y, x[:2]))
+
+
 async def test_arrays_have_the_dtype_of_their_buffers() -> None:
     """Fields and all: a type string has none, and ml_dtypes' bfloat16 is two bytes of anything in one."""
     pair = np.dtype([("low", "u2"), ("high", "u2")])

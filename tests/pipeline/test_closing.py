@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from aiocuda import ClosedError, Device, Pipeline, Slot, Stage, Stream, WrongLoopError
+from aiocuda import BusyError, ClosedError, Device, Pipeline, Slot, Stage, Stream, WrongLoopError
 from tests.helpers import Latch, in_thread, quickly, turns, until
 from tests.pipeline.steps import stages, value, values
 
@@ -177,4 +177,20 @@ async def test_idle_pipeline_belongs_to_no_loop(device: Device) -> None:
     assert await asyncio.to_thread(in_thread, elsewhere) == 10
     with pytest.raises(ClosedError):
         await pipeline.execute_iteration(3)
+    assert streams(device) == 0
+
+
+async def test_a_stage_cannot_close_its_stream(device: Device) -> None:
+    """Every later item failed."""
+
+    async def closes(slot: Slot) -> int:
+        if slot.item == "close":
+            await slot.stream.aclose()
+        await slot.stream.synchronize()
+        return 7
+
+    async with Pipeline(device, [Stage("closes", closes)]) as pipeline:
+        with pytest.raises(BusyError, match="stream 'closes' is closed by its pipeline, which still needs it"):
+            await quickly(pipeline.execute_iteration("close"))
+        assert await quickly(pipeline.execute_iteration("next")) == 7
     assert streams(device) == 0

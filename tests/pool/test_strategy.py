@@ -59,7 +59,7 @@ async def test_load_balanced_chooses_the_shortest_predicted_time(device: Device,
             latch.hold(stream)
         await latch.held()
         left.launch(SPIN, 1, 1, 1000)  # predicted: 20 ms
-        for _ in range(5):
+        for _ in range(2):  # on a busy machine, 1 ms is learned as up to 10
             right.launch(SPIN, 2, 1, 1000)
         assert await names(pool, 2) == [right.name] * 2
         for _ in range(60):

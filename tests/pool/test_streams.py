@@ -13,6 +13,7 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import (
     ClosedError,
+    DeadlockError,
     Device,
     DeviceFault,
     DriverError,
@@ -157,6 +158,17 @@ async def test_requests_are_served_by_priority_then_arrival(device: Device) -> N
     assert "".join(order) == "cebda"
 
 
+async def test_awaited_lease_belongs_to_no_task(device: Device) -> None:
+    """The task that has awaited it may wait for another lease, because any task may release it."""
+    async with StreamPool(device, maximum=1) as pool:
+        first = await pool.stream(exclusive=True)
+        asyncio.get_running_loop().call_soon(first.release)
+        async with asyncio.timeout(PATIENCE), pool.stream(exclusive=True) as second:
+            with pytest.raises(DeadlockError, match="nothing can end this wait"):
+                await pool.stream(exclusive=True)
+        assert second.returned
+
+
 async def test_shared_leases_do_not_starve_an_exclusive_request(pool: StreamPool) -> None:
     stop = False
 
@@ -268,6 +280,20 @@ async def test_any_ready_leases_an_idle_stream_exclusively(device: Device, pool:
         latch.release()
         (await quickly(waiting)).release()  # as soon as the operation has ended, which no task awaits
     assert pool.statistics().leases == 0
+
+
+async def test_any_ready_waits_behind_an_operation_that_is_abandoned_meanwhile(device: Device, latch: Latch) -> None:
+    async with StreamPool(device, 1, 1) as pool:
+        async with pool.stream() as busy:
+            hold = latch.hold(busy)
+            await latch.held()
+        waiting = asyncio.create_task(pool.any_ready())
+        await turns()
+        hold.abandon()
+        await turns()
+        assert not waiting.done()
+        latch.release()
+        (await quickly(waiting)).release()
 
 
 async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) -> None:

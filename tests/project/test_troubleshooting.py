@@ -22,6 +22,7 @@ import aiocuda
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from aiocuda.serving import MicroBatcher
+from tests.bad_input import service_mistakes
 from tests.bad_input.newcomers import MISTAKES, At
 from tests.helpers import Latch
 from tests.project.tree import PACKAGE, ROOT
@@ -241,6 +242,13 @@ async def mistake(name: str, device: aiocuda.Device, stream: Stream) -> None:
         await result
 
 
+async def service_mistake(name: str, device: aiocuda.Device, stream: Stream) -> None:
+    """Make a mistake of newcomers with a service."""
+    result = service_mistakes.MISTAKES[name][0](service_mistakes.At(device, stream))
+    if inspect.iscoroutine(result):
+        await result
+
+
 #: Arrays that live on when their device is closed.
 KEPT: list[object] = []
 
@@ -252,6 +260,7 @@ PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(capture_of_nothing, timeline_without_a_block, missing_argument),
     *(loop_without_readers, label_without_a_block, await_of_a_buffer, array_outlives_the_device),
     *(functools.partial(mistake, name) for name in MISTAKES),
+    *(functools.partial(service_mistake, name) for name in service_mistakes.MISTAKES),
 ]
 
 

@@ -758,6 +758,26 @@ async def test_function_cannot_close_its_batcher() -> None:
                 await quickly(batcher.submit(1))  # it is still open
 
 
+@pytest.mark.parametrize("use", ["aclose", "block"])
+async def test_function_cannot_close_its_stream(device: Device, use: str) -> None:
+    """Every later batch failed: its stream was closed."""
+
+    async def infer(batch: Batch[str]) -> list[str]:
+        if batch.items == ["close"]:
+            if use == "aclose":
+                await batch.stream.aclose()
+            else:
+                async with batch.stream:
+                    pass
+        await batch.stream.synchronize()
+        return batch.items
+
+    async with MicroBatcher(infer, max_batch_size=1, device=device) as batcher:
+        with pytest.raises(BusyError, match="is closed by its batcher, which still needs it: use it without `async wi"):
+            await quickly(batcher.submit("close"))
+        assert await quickly(batcher.submit("next")) == "next"
+
+
 async def test_batcher_is_closed_in_its_loop() -> None:
     async with MicroBatcher(doubled, max_batch_size=1) as batcher:
         with pytest.raises(WrongLoopError, match="another event loop"):

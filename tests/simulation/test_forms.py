@@ -33,7 +33,7 @@ print(json.dumps([form().name, [trace(seed) for seed in range(int(sys.argv[1]))]
 @pytest.mark.parametrize(
     "seeds", [pytest.param(SEEDS, marks=pytest.mark.heavy), pytest.param(MANY_SEEDS, marks=pytest.mark.soak)]
 )
-@pytest.mark.skipif(build.can_compile() is not None, reason=str(build.can_compile()))
+@pytest.mark.skipif(build.why_not_compiled() is not None, reason=str(build.why_not_compiled()))
 def test_one_seed_gives_the_same_trace_in_both_forms(seeds: int) -> None:
     build.build()
     path = os.pathsep.join((str(SOURCE), str(ROOT)))

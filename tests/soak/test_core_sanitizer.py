@@ -29,7 +29,7 @@ def _runtime() -> str | None:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(build.can_compile() is not None, reason=str(build.can_compile()))
+@pytest.mark.skipif(build.why_not_compiled() is not None, reason=str(build.why_not_compiled()))
 def test_core_touches_no_memory_that_is_not_its_own(tmp_path: Path) -> None:
     runtime = _runtime()
     if runtime is None:

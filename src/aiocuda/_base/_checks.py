@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import math
 import operator
 import sys
 from inspect import CO_COROUTINE
@@ -95,6 +96,8 @@ def check_deadline(deadline_s: float | None) -> float | None:
     """
     if isinstance(deadline_s, (int, float)) and deadline_s < 0:
         return -check_seconds(-deadline_s, "deadline_s")
+    if isinstance(deadline_s, float) and math.isnan(deadline_s):
+        raise InvalidArgumentError("deadline_s is a number of seconds from now, and this is nan", argument="deadline_s")
     seconds = check_timeout(deadline_s, "deadline_s")
     if seconds is not None and seconds > MOST_DEADLINE:
         raise InvalidArgumentError(

@@ -68,7 +68,9 @@ class LoopWatch:
 
     def __init__(self) -> None:
         self._thread_id = threading.get_ident()
-        self._expected = 0.0
+        self._due = 0.0  # the time of the reactors' next timer; 0 if none is expected
+        self._own_due = 0.0  # that of a timer of its own
+        self._earliest = 0.0  # of both
         self._reported = 0.0  # the time of the last report
         self._sample: tuple[str, str] | None = None
         self._waits: set[weakref.WeakMethod[Callable[[], bool]]] = set()
@@ -85,35 +87,21 @@ class LoopWatch:
         return watch
 
     def expect(self, seconds: float) -> None:
-        """Note that a timer of the reactor is due after these seconds. `arrived` or `rest` follows."""
-        if is_heard("warning"):
-            self._expected = time.monotonic() + seconds
-            self._sample, self._idle = None, False
-            _sampler.watch(self, self._expected + LIMIT)
+        """Note that a timer of a reactor is due after these seconds. `arrived` or `rest` follows."""
+        if not self._due:  # else another reactor has an earlier timer
+            self._due = _due_after(seconds)
+            self._watch_earliest()
 
     def arrived(self) -> None:
         """Report the iteration before the timer if the timer is late. `expect` or `rest` follows."""
-        expected, self._expected = self._expected, 0.0
-        if not expected:
-            return
-        now = time.monotonic()
-        if now - expected > LIMIT and expected > self._reported and not self._idle:
-            self._reported = now
-            callback, line = self._sample or ("unknown", "unknown")
-            collection = COLLECTIONS.longest(expected, now)
-            if collection is not None and collection.seconds > (now - expected) / 2:
-                if collection.intended:
-                    return
-                callback, line = str(collection), callback  # the innermost line is that of the observer
-            call = next(filter(None, (calls.longest(expected, now) for calls in self.calls)), None)
-            named = {} if call is None else {"driver_call": call}
-            log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line, **named)
+        due, self._due = self._due, 0.0
+        self._report(due)
+        self._watch_earliest()
 
     def rest(self) -> None:
         """Expect no timer of a reactor any more."""
-        if not self._has_timer:
-            self._expected = 0.0
-            _sampler.forget(self)
+        self._due = 0.0
+        self._watch_earliest()
 
     def watch_while(self, waits: Callable[[], bool]) -> None:
         """Watch the loop also while ``waits`` returns True, because requests wait. Call it until it returns False."""
@@ -125,11 +113,13 @@ class LoopWatch:
         self._has_timer = True
         # In an empty context: what is logged concerns no single task.
         asyncio.get_running_loop().call_later(WATCHDOG_SECONDS, self._on_timer, context=contextvars.Context())
-        self.expect(WATCHDOG_SECONDS)
+        self._own_due = _due_after(WATCHDOG_SECONDS)
+        self._watch_earliest()
 
     def _on_timer(self) -> None:
         self._has_timer = False
-        self.arrived()
+        due, self._own_due = self._own_due, 0.0
+        self._report(due)
         for known in tuple(self._waits):
             waits = known()
             if waits is None or not waits():
@@ -137,12 +127,43 @@ class LoopWatch:
         if self._waits:
             self._set_timer()
         else:
-            self.rest()
+            self._watch_earliest()
+
+    def _report(self, due: float) -> None:
+        """Log the iteration before a timer that has come, if the timer is late and no other one has reported it."""
+        now = time.monotonic()
+        if due and now - due > LIMIT and due > self._reported and not self._idle:
+            self._reported = now
+            callback, line = self._sample or ("unknown", "unknown")
+            collection = COLLECTIONS.longest(due, now)
+            if collection is not None and collection.seconds > (now - due) / 2:
+                if collection.intended:
+                    return
+                callback, line = str(collection), callback  # the innermost line is that of the observer
+            call = next(filter(None, (calls.longest(due, now) for calls in self.calls)), None)
+            named = {} if call is None else {"driver_call": call}
+            log("warning", "loop_blocked", seconds=round(now - due, 3), callback=callback, line=line, **named)
+
+    def _watch_earliest(self) -> None:
+        """Have the thread sample the loop if the earliest timer does not come; not again if that timer is the same."""
+        earliest = min(filter(None, (self._due, self._own_due)), default=0.0)
+        if earliest == self._earliest:
+            return
+        self._earliest, self._sample, self._idle = earliest, None, False
+        if earliest:
+            _sampler.watch(self, earliest + LIMIT)
+        else:
+            _sampler.forget(self)
 
     def sample(self) -> None:
         """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""
         self._sample = running_callback(self._thread_id)
         self._idle = self._sample is None and has_gil()  # without the GIL, no callback is known
+
+
+def _due_after(seconds: float) -> float:
+    """Return the time after these seconds; 0 if nothing handles warnings, so that the thread does not run."""
+    return time.monotonic() + seconds if is_heard("warning") else 0.0
 
 
 def running_callback(thread_id: int) -> tuple[str, str] | None:

@@ -1,6 +1,6 @@
 """Errors with the cure for common mistakes: names of other libraries, and operators that a class does not have.
 
-The decorators add nothing that a type checker sees, so a mistake stays an error for it as well. They add no
+The decorators add nothing that a type checker sees, so a mistake stays an error for it as well. Only `figures` adds a
 ``__getattr__``: with one, CPython 3.11 looks up every attribute of the class more slowly.
 """
 
@@ -11,26 +11,20 @@ import contextlib
 import difflib
 import functools
 import inspect
+import operator
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..errors import InvalidTypeError, UnsupportedError
 from ._names import CURES, PARAMETERS
 from ._user_code import add_note
 
 __all__ = [
-    "add_reader",
-    "async_block",
-    "explain",
-    "keywords",
-    "lacking",
-    "lacks",
-    "or_none",
-    "refuses",
+    "add_reader", "async_block", "explain", "figures", "keeps", "keywords", "lacking", "lacks", "or_none", "refuses",
     "unknown_keyword",
-]
+]  # fmt: skip
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -39,6 +33,9 @@ T = TypeVar("T")
 Block: TypeAlias = "contextlib.AbstractAsyncContextManager[T, None]"
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+
+#: Methods with which programs ask for a dict.
+_TO_DICT = frozenset(("_asdict", "as_dict", "asdict", "dict", "get", "items", "keys", "to_dict", "values"))
 
 #: The operators that `refuses` covers.
 _OPERATORS = (
@@ -78,6 +75,9 @@ class _Lacking:
         what = owner.__name__ if instance is None else _shown(instance)
         raise AttributeError(f"{what} has no {self._name!r}: {self._cure}", name=self._name, obj=instance)
 
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        self.__get__(instance, type(instance))
+
 
 def lacks(cls: C) -> C:
     """Decorate a class: access to one of the names that `CURES` has for it raises an AttributeError with the cure.
@@ -92,6 +92,34 @@ def lacks(cls: C) -> C:
         setattr(cls, name, _Lacking(name, cure))
     listed: Any = cls.__dir__
     setattr(cls, "__dir__", lambda self: [name for name in listed(self) if name not in cures])  # noqa: B010
+    return cls
+
+
+def figures(cls: C) -> C:
+    """Decorate a class of statistics: another attribute, and ``statistics[name]``, raise an error that lists its own.
+
+    `CURES` may have the cures of single names. The class gets a ``__getattr__``, because no hot path reads statistics.
+    """
+    own = [*cls.__annotations__, *(name for name, each in vars(cls).items() if isinstance(each, property))]
+    cures = CURES.get(cls.__name__, {})
+    as_dict = "statistics._asdict()" if issubclass(cls, tuple) else "dataclasses.asdict(statistics)"
+
+    def lack(self: object, name: str) -> NoReturn:
+        cure = cures.get(name)
+        if cure is None and name in _TO_DICT:
+            cure = f"{as_dict} is a dict of its attributes"
+        elif cure is None:
+            cure = f"it has {', '.join(difflib.get_close_matches(name, own, len(own), 0.0))}"  # the nearest first
+        raise AttributeError(f"{cls.__name__} has no {name!r}: {cure}", name=name, obj=self)
+
+    def item(self: Any, key: Any) -> Any:
+        if isinstance(self, tuple) and not isinstance(key, str):
+            return tuple.__getitem__(self, key)
+        cure = f"statistics.{key if key in own else own[0]}, and {as_dict} is a dict of all"
+        raise InvalidTypeError(f"{cls.__name__} has attributes and no items: {cure}")
+
+    setattr(cls, "__getattr__", lack)  # noqa: B010
+    setattr(cls, "__getitem__", item)  # noqa: B010
     return cls
 
 
@@ -157,8 +185,7 @@ def async_block(cure: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable
 
         @functools.wraps(function)
         def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
-            block: Any = Asynchronous(made_by, args, kwargs)  # typed, it might suppress exceptions
-            return block
+            return cast("Block[T]", Asynchronous(made_by, args, kwargs))  # typed, it might suppress exceptions
 
         return made
 
@@ -193,6 +220,25 @@ def explain(error: BaseException | None) -> None:
         notes.insert(0, f"it is {called}{shown}")
     if notes:
         add_note(error, ": ".join(notes))
+
+
+def keeps(**cures: str) -> Callable[[C], C]:
+    """Return a class decorator: assigning to one of these properties raises an AttributeError with the cure.
+
+    Each property returns the attribute with an underscore before its name. It is read without a call in Python.
+    """
+
+    def decorate(cls: C) -> C:
+        for name, cure in cures.items():
+            refuse = functools.partial(_refuse_value, name, cure)
+            setattr(cls, name, property(operator.attrgetter(f"_{name}"), refuse, doc=vars(cls)[name].__doc__))
+        return cls
+
+    return decorate
+
+
+def _refuse_value(name: str, cure: str, thing: object, value: object) -> NoReturn:
+    raise AttributeError(f"{thing!r} keeps its {name}: {cure}", name=name, obj=thing)
 
 
 def or_none(method: Callable[P, R]) -> Callable[P, R]:

@@ -52,15 +52,29 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "inputs requests rows data array": "batch.items has one for each request",
         "buffer pinned": "batch.slot.buffer(name, shape, dtype) and batch.slot.pinned(name, shape, dtype) are memory",
         "device": "batch.stream.device is the device",
+        "results outputs futures set_result set_results set_exception": "the function returns one result, or one "
+        "exception, for each item of batch.items: `return results`",
     },
     "BatcherStatistics": {
         "queue_length queue_size": "it is called queued",
         "requests": "accepted counts them, and answered those with a result",
-        "latency p50 p99": "wait_p50_s and wait_p99_s are waits for a batch; predicted_s and actual_s its time",
+        "latency p50 p99 latency_p50 latency_p99 latency_p50_s latency_p99_s": "wait_p50_s and wait_p99_s are waits "
+        "for a batch; predicted_s and actual_s its time",
+        "mean_batch_size average_batch_size batch_size": "sizes has the number of batches of each size, and fill their "
+        "average share of max_batch_size",
     },
     "Bracket": {"launch fill copy upload download empty": "bracket.stream has the methods of a stream"},
     "Capture": {"launch replay update close wait": "`async with stream.capture() as graph`, and the graph has it"},
-    "Cluster": {"call submit map": _CALL, "close shutdown": _CLOSE.format("cluster")},
+    "Cluster": {
+        "call submit map": _CALL,
+        "replicas num_replicas": "cluster.statistics().replicas has one entry for each",
+        "stats metrics": _STATISTICS.format("cluster"),
+        "close shutdown": _CLOSE.format("cluster"),
+    },
+    "ClusterStatistics": {
+        "alive running healthy dead": "each entry of replicas has its state, and cluster.healthy is for all",
+        "restarts calls answered failed lost in_flight latency_p50_s latency_p99_s": "each entry of replicas has it",
+    },
     "DataLoader": _LOADER,
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
@@ -76,7 +90,9 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "managed alloc_managed allocate_unified": _UNIFIED,
         "event create_event": "stream.record() returns an event, and aiocuda.EventPool lends events to record later",
         "capture graph": "`async with stream.capture() as graph` records the work of a stream",
-        "mem_info memory_info memory_stats": "device.memory.statistics() has the figures",
+        "memory_pool mempool": "it is device.memory: device.memory.statistics(), and `await device.memory.trim()`",
+        "pool": "aiocuda.StreamPool(device) is a pool of streams, and device.memory the pool of memory",
+        "mem_info mem_get_info memory_info memory_stats": "device.memory.statistics() has the figures",
         "stats metrics get_metrics": _STATISTICS.format("device"),
         "empty_cache": "`await device.memory.trim()` returns what is unused",
         "close": "`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
@@ -91,6 +107,8 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "DeviceMemory": {
         "allocate alloc malloc allocate_async": _EMPTY,
         "deallocate free_async": "buffer.free(stream) frees a buffer in the order of a stream",
+        "used allocated used_bytes allocated_bytes": "device.memory.statistics().live_bytes are those of buffers",
+        "limit": "it has no limit of its own: device.memory.statistics() has what it holds",
         "stats metrics info memory_info": "device.memory.statistics() has the figures",
         "empty_cache release_cached": "`await device.memory.trim()` returns what is unused",
     },
@@ -138,9 +156,12 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "MicroBatcher": {
         "infer predict call enqueue put request remote": "`await batcher.submit(item)` returns the result for an item",
         "map submit_many": "`await asyncio.gather(*map(batcher.submit, items))` returns the results for several items",
-        "queue_size queue_length qsize": "batcher.statistics().queued is the number of requests that wait",
+        "queue_size queue_length queue_depth qsize": "batcher.statistics().queued is the number of requests that wait",
         "start run": "`async with batcher` starts it",
         "stats metrics": _STATISTICS.format("batcher"),
+        "reset_statistics": "its counts never go back: subtract those of an earlier batcher.statistics()",
+        "is_healthy health": "it is called healthy",
+        "closed is_closed": "batcher.submit(item) raises a ClosedError when it is closed",
         "close stop shutdown": _CLOSE.format("batcher"),
     },
     "Node": {
@@ -157,6 +178,10 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "add_callback then": "operation.add_done_callback(function) calls a function when it has finished",
         _ARRAY: _AWAIT,
     },
+    "OverloadedError": {
+        "retry_after": "it is called retry_after_s",
+        "queue_size queue_length": "it is called queued",
+    },
     "Pipeline": {
         "execute process step": "`await pipeline.execute_iteration(item)`, or `await pipeline.submit(item)` in a loop",
         "map": "`async for result in pipeline.run(source)`",
@@ -170,8 +195,17 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "stream buffer slots": "a stage has them: its function takes a slot, with slot.stream and slot.buffer(name, …)",
     },
     "ProfileReport": {"kernels": "report.total.operations has a row for each of them"},
+    "ReplicaStatistics": {
+        "status": "it is called state",
+        "alive healthy": "its state is 'running' while it serves",
+        "latency p50 p99": "latency_p50_s and latency_p99_s are times of calls",
+    },
     "Slot": {
-        "upload download launch copy fill empty zeros": "slot.stream has the methods of a stream",
+        "empty zeros": "slot.buffer(name, shape, dtype) is memory that stays with the slot, and "
+        "slot.stream.empty(shape, dtype) is new memory",
+        "unified managed": "a slot has memory of the device, slot.buffer(name, shape, dtype), and of the host, "
+        "slot.pinned(name, shape, dtype)",
+        "upload download launch copy fill": "slot.stream has the methods of a stream",
         "host": "slot.pinned(name, shape, dtype) is memory of the host",
         "device alloc allocate": "slot.buffer(name, shape, dtype) is memory of the device",
         "buffers": "slot.buffer(name, shape, dtype) is memory of the device",
@@ -219,6 +253,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "release release_stream return_stream put": "a lease ends with its block, or by stream.release()",
         "wait_any get_ready_stream": "`await pool.any_ready()` leases a stream that is idle",
         "synchronize synchronize_all sync drain": "the end of `async with pool` waits, and `await device.drain()`",
+        "submit run map execute launch": "`async with pool.stream() as stream` leases a stream, which has the methods",
         "record_completion": "pool.record(workload, seconds) records a time",
         "rebalance optimize_allocation": "pool.optimize() changes the strategy",
         "set_strategy resize": "StreamPool(device, minimum, maximum, strategy=…) takes them",
@@ -259,8 +294,9 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "aiocuda": {
         "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
-        "Program RawKernel RawModule jit": "aiocuda.Kernel(name, source=…, host=function)",
-        "kernel compile ElementwiseKernel SourceModule": "aiocuda.Kernel(name, source=…, host=function)",
+        "MemoryPool": "each device has one, device.memory; stream.empty(shape, dtype) makes buffers in it",
+        "Program RawKernel RawModule jit kernel": "aiocuda.Kernel(name, source=…, host=function)",
+        "compile ElementwiseKernel SourceModule": "aiocuda.Kernel(name, source=…, host=function)",
         "Barrier": "it is called aiocuda.StreamBarrier",
         "CUDAGraph": "`async with stream.capture() as graph` records one",
         "Coordinator": "it is called aiocuda.AsyncCoordinator",
@@ -289,6 +325,14 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "aiocuda.serving": {
         "Batcher batch": "MicroBatcher(infer, max_batch_size=32) calls a function with batches",
         "CancelOnDisconnect cancel_on_disconnect error_responses health lifespan ready": "aiocuda.serving.asgi has it",
+        "Lifespan": "it is aiocuda.serving.asgi.lifespan",
+        "Overloaded": "it is called OverloadedError",
+    },
+    "aiocuda.serving.asgi": {
+        "Lifespan": "it is called lifespan",
+        "healthcheck healthz liveness": "it is called health",
+        "readiness readyz": "it is called ready",
+        "ErrorResponses": "it is called error_responses",
     },
 }
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from ._mistakes import figures
+
 __all__ = ["DeviceStatistics", "MemoryStatistics", "StreamStatistics"]
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceStatistics:
     """Figures of one device, for all its event loops."""
@@ -35,6 +38,7 @@ class DeviceStatistics:
     core: str  #: ``"compiled"`` or ``"python"``: the form of the core, which enqueues, queries and resolves
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamStatistics:
     """Figures of one stream since it was opened."""
@@ -56,6 +60,7 @@ class StreamStatistics:
     peak_bytes: int  #: the largest value of ``live_bytes`` so far
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryStatistics:
     """Figures of the memory of one device, in bytes."""

@@ -1,4 +1,8 @@
-"""BlockFields: the attributes of a block of memory. LiveBlocks: the usual case of an allocation and of a free."""
+"""BlockFields: the attributes of a block of memory. LiveBlocks: the usual case of an allocation and of a free.
+
+An operation has *passed* when the device no longer uses its memory: `StreamOperation.is_settled`. The *free lists* of a
+stream keep the addresses of blocks that were freed in its order, and allocate them again without a driver call.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ __all__ = ["BlockFields", "LiveBlocks"]
 
 
 class BlockFields:
-    """The attributes of `aiocuda.memory._block.Block`: each allocation makes one, and each free asks what uses it.
+    """The attributes of `aiocuda.memory._block.Block`: each allocation makes one, and each free reads them.
 
     Attributes
     ----------
@@ -30,11 +34,11 @@ class BlockFields:
     address, nbytes
         The first byte, and the size.
     shape, dtype
-        Of the buffer that the block was allocated for; for error messages.
+        The shape and the type of the buffer that the block was allocated for; for error messages.
     home
-        The block was allocated in the order of this stream queue; None if no order applies.
+        The queue in whose order the block was allocated; None if no order applies.
     owner
-        The memory goes back to it.
+        The object that frees the memory.
     uses
         The newest operation of each queue that uses the block. A free waits, on the device, for all of them. A queue in
         this dictionary may use the block again without a check.
@@ -46,10 +50,10 @@ class BlockFields:
     allocation_event
         An operation after the allocation in its stream. The first use in another stream waits for it.
     poison
-        Ranges that a failed operation should have written, by the graph of a coordinator; None before the first one.
-        The block holds them: errors hold frames, frames hold buffers, and only the block's own attributes end with it.
+        For each coordinator's graph the ranges that a failed operation should have written; None before the first one.
+        They are held here so that they end with the block: their errors hold frames, which may hold its buffers.
     assigned
-        How often `assign` was called.
+        How often `assign` was called. By it a coordinator sees that the memory has got another purpose.
     region
         The host memory of the block while it is being page-locked; else None.
     freed
@@ -92,10 +96,10 @@ class BlockFields:
     def revive(self) -> None:
         """Undo `retire`: the memory could not be freed."""
         self.freed = False
-        self.ready = self.region is None
+        self.ready = self.region is None  # not while it is being page-locked
 
     def unfinished(self) -> list[StreamOperation[Any]]:
-        """Return the operations that must pass before the memory is used again. Entries that have passed are removed.
+        """Return the operations that must pass before the memory is freed. Those that have passed are forgotten.
 
         Uses by other libraries (`ExternalUse`) are among them.
         """
@@ -118,14 +122,14 @@ class BlockFields:
 class LiveBlocks:
     """The blocks of a device that are allocated and not freed, and the free lists of its streams. Final.
 
-    `aiocuda.memory._allocator.DeviceMemory` holds it. `take` and `give` are the usual case of an allocation and of a
-    free.
+    `aiocuda.memory._allocator.DeviceMemory` holds it. It first calls `take` or `give`. Where these refuse, it does the
+    work itself.
 
     Attributes
     ----------
     records : dict
-        By the address of each live block: its size in bytes, the queue that it was allocated in, and the resource that
-        it goes back to.
+        For each live block, by its address: its size in bytes, the queue that it was allocated in, and the resource
+        that it goes back to.
     nbytes, peak_bytes : int
         Bytes that are allocated and not freed, managed memory included; the most that it has been.
 
@@ -134,9 +138,10 @@ class LiveBlocks:
     owner
         The `DeviceMemory`, which the blocks go back to.
     free_lists
-        `aiocuda.memory._supply.Supply.free_lists`.
+        `aiocuda.memory._supply.Supply.free_lists`: all free lists of the device, as one resource.
     kept
-        `aiocuda.memory._supply.Supply.kept`.
+        `aiocuda.memory._supply.Supply.kept`: for addresses in the free lists, the result of `Ring.last_work` when the
+        block was freed.
     """
 
     __slots__ = ("_block_class", "_device", "_driver", "_free_lists", "_kept", "_largest", "_lists", "_most_kept",
@@ -152,6 +157,7 @@ class LiveBlocks:
         self._driver = driver
         self._device = device
         self._block_class = block_class
+        # The addresses, by stream and size class; the size class, by bytes; the most bytes of a block, and of a list.
         self._lists, self._sizes, self._largest, self._most_kept = free_lists.tables()
         self._kept = kept
 
@@ -160,9 +166,9 @@ class LiveBlocks:
         self._free_lists = free_lists
 
     def take(self, queue: Ring, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a block that was freed in the stream, from its free list; None if there is none, or it is unusual.
+        """Return a new block at an address from the stream's free list; None if there is none, or it is unusual.
 
-        Other streams that use the block wait for the operation of its record: the last one before the free.
+        The last operation before the free becomes its `allocation_event`: other streams wait for it before a first use.
         """
         free_lists = self._free_lists
         if free_lists is None:
@@ -177,7 +183,7 @@ class LiveBlocks:
         except IndexError:
             return None  # another thread has taken the last one
         record = self._kept.pop(address, None)
-        if record is None or record[0] != stream:
+        if record is None or record[0] != stream:  # it has no such operation: undo
             if record is not None:
                 self._kept[address] = record
             addresses.append(address)
@@ -188,7 +194,7 @@ class LiveBlocks:
         return block
 
     def give(self, block: BlockFields) -> bool:
-        """Free a block into the free list of its own stream, in the order of that stream; False if that is unusual."""
+        """Free a block into the free list of its own stream. Return False, and do nothing, where that is unusual."""
         queue, free_lists = block.home, self._free_lists
         if (
             queue is None
@@ -205,11 +211,11 @@ class LiveBlocks:
         record = self.records.get(address)
         of_stream = self._lists.get(queue.handle)
         if record is None or record[1] is not queue or record[2] is not free_lists or of_stream is None:
-            return False
+            return False  # freed already, or not from a free list of this stream
         size = self._sizes.get(nbytes, 0)
         addresses = of_stream.get(size)
         if addresses is None or size > self._largest or (len(addresses) + 1) * size > self._most_kept:
-            return False
+            return False  # it goes back to the driver's pool
         kept = queue.last_work()
         live_bytes, of_queue = self.nbytes, queue.live_bytes
         try:
@@ -219,7 +225,7 @@ class LiveBlocks:
             if kept is not None:
                 self._kept[address] = kept  # before the free: another thread may allocate the address right after it
             addresses.append(address)
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C: undo, unless the free list has the address already
             if not addresses or addresses[-1] != address:
                 self._kept.pop(address, None)
                 block.revive()
@@ -229,7 +235,7 @@ class LiveBlocks:
         return True
 
     def count(self, address: int, nbytes: int, home: Ring | None, resource: Any) -> None:
-        """Count a block as live."""
+        """Count a block as live. With the GIL, it needs no lock: see `COUNTING`."""
         if not HAS_GIL:
             COUNTING.acquire()
         try:

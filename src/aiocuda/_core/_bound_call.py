@@ -1,4 +1,8 @@
-"""Work that a stream repeats, with everything bound that does not change: calls, launches, copies, barriers, chains."""
+"""Work that a stream repeats, with everything bound that does not change: calls, launches, copies, barriers, chains.
+
+They do in fewer calls what the methods of streams do in the usual case. In all other cases ``repeat`` returns None, and
+``enqueue`` calls `Ring.submit`. `_ring` says what a lease is.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ __all__ = ["BoundCall", "BoundCopy", "BoundJoin", "BoundLaunch", "Chain"]
 
 
 class BoundCall:
-    """Work that a stream repeats. `enqueue` does the same as `Ring.submit` for the usual case, with fewer calls.
+    """Work that a stream repeats. `enqueue` does in fewer calls what `Ring.submit` does in the usual case.
 
     Parameters
     ----------
     kind
         The kind of its operations.
     estimate
-        Of their duration.
+        The estimate of their duration.
     call
-        The work and the record of an event, as one call of the driver.
+        ``call(values, event)`` makes the driver call and records the event after it.
     unrecorded
-        ``unrecorded(values)`` is the work alone, for everything unusual, which goes to `Ring.submit`.
+        ``unrecorded(values)`` makes the driver call alone: for unusual cases, in which `Ring.submit` records the event.
     """
 
     __slots__ = ("_after_wait", "_call", "_native", "_unrecorded", "estimate", "kind", "queue")
@@ -49,9 +53,9 @@ class BoundCall:
         self.queue = queue
         self.kind = kind
         self.estimate = estimate
-        self._after_wait = estimate.after_wait
+        self._after_wait = estimate.after_wait  # of an operation that directly follows a wait
         self._call = call
-        native = native_call(call) if COMPILED else None
+        native = native_call(call) if COMPILED else None  # the same in C, if the driver has it
         self._native = None if native is None else Native(native)
         self._unrecorded = unrecorded
 
@@ -66,10 +70,10 @@ class BoundCall:
             or queue.on_host
             or _get_running_loop() is not queue.loop
             or len(pending) >= hot.limit
-            or (listeners is not None and listeners.timing)
+            or (listeners is not None and listeners.timing)  # then an event also comes before the call
         ):
             return queue.enqueue_unusual(self.kind, self.estimate, keep, self._unrecorded, values, label)
-        # The same as `new_operation`, without its call.
+        # As `new_operation`, without its call.
         operation: StreamOperation[Any] = new_object(StreamOperation) if COMPILED else StreamOperation()
         operation.id = number = next_id()
         operation.kind = self.kind
@@ -96,16 +100,16 @@ class BoundCall:
             at = queue.now()
             if self._native is None or not self._native.enqueue(values, lease):
                 self._call(values, lease.handle)
-            operation.submitted_at = at
+            operation.submitted_at = at  # not earlier: it says that the stream has accepted the operation
             operation.lease = lease  # not earlier: a stream of another thread may wait for the event
-            lease = None  # it is the operation's now, which may be resolved in a hook
-            if queue.newest_id != number:
+            lease = None  # the operation has it now: if a hook resolves it and raises, `end_call` must not give it back
+            if queue.newest_id != number:  # the driver call has run code of the program that has enqueued, too
                 queue.rare.move_to_end(operation)
             if listeners is not None and listeners.submit:
                 queue.rare.submitted(listeners.submit, operation)
         except BaseException as error:
             if not queue.rare.end_call(operation, error, lease):
-                raise
+                raise  # Ctrl-C; other errors are now the operation's
         return operation
 
 
@@ -119,8 +123,9 @@ class BoundLaunch(BoundCall):
     pointers
         The indices of the arguments that are memory.
     converters
-        Of the arguments.
+        One function for each argument: it returns the value that the driver takes.
     kernel
+        The kernel, for error messages.
     """
 
     __slots__ = ("converters", "kernel", "launcher", "pointers")
@@ -138,10 +143,10 @@ class BoundLaunch(BoundCall):
     def repeat(
         self, args: tuple[Any, ...], label: str | None = None, values: Sequence[Any] | None = None
     ) -> StreamOperation[None] | None:
-        """Enqueue the launch again. Return None if memory is new to the stream: then it needs all checks.
+        """Enqueue the launch again. Return None, and enqueue nothing, if memory is new to the stream or not ready.
 
-        ``values`` are the arguments if they have been converted already. A measured hot path: it reads `_block` instead
-        of calling `block_of`.
+        ``values``: the arguments as the driver takes them, if the caller has converted them. Their buffers are held
+        until the launch has finished. A measured hot path: it reads `_block` instead of calling `block_of`.
         """
         queue = self.queue
         if values is None:
@@ -153,7 +158,7 @@ class BoundLaunch(BoundCall):
         for index in self.pointers:
             memory: BlockFields = args[index]._block
             used = memory.uses.get(queue)
-            # If that operation failed or was skipped, so were the waits before it.
+            # The stream has used it, so it has made the waits for earlier users, unless that use failed or was skipped.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
                 return None
         operation = self.enqueue(values, args, label)
@@ -171,8 +176,10 @@ class BoundCopy(BoundCall):
     ----------
     kind
         ``"upload"`` or ``"download"``.
+    device, host
+        The `DeviceBuffer`, and the page-locked array.
     host_writes
-        The record of the host memory that downloads write.
+        The record of the host memory that unfinished downloads write.
     """
 
     __slots__ = ("_address", "_device", "_dtype", "_host", "_host_writes", "_nbytes", "_shape", "_uploads")
@@ -182,6 +189,7 @@ class BoundCopy(BoundCall):
         driver = queue.driver
         if kind == "upload":
             ends = (stream, device.address, host.address, nbytes)
+            # A copy takes no values.
             super().__init__(queue, kind, estimate, driver.recorded_upload(*ends), lambda _: driver.upload(*ends))
         else:
             ends = (stream, host.address, device.address, nbytes)
@@ -198,16 +206,17 @@ class BoundCopy(BoundCall):
         return self._device() is device and self._host() is host
 
     def repeat(self, device: Any, host: Any) -> StreamOperation[None] | None:
-        """Enqueue the copy again. Return None if anything is unusual: then it needs all checks.
+        """Enqueue the copy again. Return None, and enqueue nothing, if anything is unusual: then it needs all checks.
 
-        A measured hot path: it reads the blocks' attributes directly. The array may have been changed in place.
+        A measured hot path: it reads the blocks' attributes directly. The array may have got another dtype, shape or
+        flag since the copy was bound, so these are compared.
         """
         if self._device() is not device or self._host() is not host:
             return None
         memory: BlockFields = device._block
         pinned: BlockFields = host._block
         queue, flags = self.queue, host.flags
-        used = memory.uses.get(queue)
+        used = memory.uses.get(queue)  # as in `BoundLaunch.repeat`
         if (
             used is None
             or not (memory.ready and pinned.ready)
@@ -224,6 +233,7 @@ class BoundCopy(BoundCall):
                 return None
             memory.uses[queue] = pinned.uses[queue] = operation = self.enqueue((), (device, host))
             return operation
+        # `carray`: contiguous, aligned and writable. Another download may be writing the same memory.
         if not flags.carray or self._host_writes.writer(self._address, self._nbytes) is not None:
             return None
         memory.uses[queue] = pinned.uses[queue] = operation = self.enqueue((), (device, host))
@@ -239,13 +249,13 @@ class BoundJoin:
     Parameters
     ----------
     queues
-        Of the streams.
+        The queues of the streams.
     waiting
-        The waits of the first stream and the record of its event, as one call of the driver. It takes the events.
+        The waits of the first stream and the record of its event, as one call of the driver. Its values are the events.
     recorded
         The record alone: for a first stream whose waits are made in C.
     wait
-        ``wait(event)`` makes all other streams wait.
+        ``wait(event)`` makes all other streams wait, by the driver.
     unusual
         Makes the barrier for streams in any state.
     follow
@@ -267,18 +277,18 @@ class BoundJoin:
         self._follow = follow
 
     def join(self) -> StreamOperation[None]:
-        """Let later work of each stream wait for all earlier work of all of them."""
+        """Let later work of each stream wait for all earlier work of all of them. Return the barrier of the first."""
         first, others = self._first, self._others
         hot = first.device_hot
         if (
             _get_running_loop() is not first.loop
             or first.obstacles & BARRED
             or first.on_host
-            or len(first.pending) >= hot.limit  # the events may be recorded again before there is room
+            or len(first.pending) >= hot.limit  # on the host, it could find its events recorded again
             or hot.listeners is not None  # they see the operation, but not the waits before it
         ):
             return self._unusual()
-        leases: list[Lease] = []
+        leases: list[Lease] = []  # each comes after all work of its stream
         for queue in others:
             if queue.obstacles & BARRED or queue.on_host or queue.unmarked_wait_at == queue.enqueued:
                 return self._unusual()
@@ -286,7 +296,7 @@ class BoundJoin:
             if pending:
                 tail = pending[-1]
                 lease = tail.lease
-                if lease is None or tail.extra is not None:
+                if lease is None or tail.extra is not None:  # it may have failed
                     return self._unusual()
                 leases.append(lease)
         if leases:
@@ -297,19 +307,23 @@ class BoundJoin:
         else:
             joined = self._waiting.enqueue([lease.handle for lease in leases], None)
         event = joined.lease
-        if event is None:
+        if event is None:  # the driver has refused the waits, so the barrier fails; or it is done already
             for queue in others:
                 self._follow(queue, joined)
             return joined
         for queue in others:
-            queue.after_wait = True  # the same as `note_wait`, without its call
+            queue.after_wait = True  # as `note_wait`, without its call
             queue.unmarked_wait_at = queue.enqueued
         if not COMPILED or not self._others_wait_in_c(event):
             self._wait(event.handle)
         return joined
 
     def _waits_in_c(self, leases: list[Lease]) -> bool:
-        """Make the first stream wait for these events. Return False if the driver has to do it, and report errors."""
+        """Make the first stream wait for these events by calls in C. Return False if the driver has to make all waits.
+
+        Some waits may have been made then. A second wait for the same event changes nothing. An error is dropped: the
+        driver gets it, too, and fails the barrier with it.
+        """
         native = self._first._native
         if native is None:
             return False
@@ -322,7 +336,10 @@ class BoundJoin:
         return True
 
     def _others_wait_in_c(self, event: Lease) -> bool:
-        """Make the other streams wait for an event. Return False if the driver has to do it."""
+        """Make the other streams wait for an event by calls in C. Return False if the driver has to make all waits.
+
+        Errors are raised: the barrier is enqueued, so it cannot fail with them.
+        """
         for queue in self._others:
             if queue._native is None or not queue._native.wait(event):
                 return False
@@ -330,19 +347,19 @@ class BoundJoin:
 
 
 class Chain:
-    """Functions that enqueue, in a fixed order, each on its stream behind the work of the one before.
+    """The stages of a pipeline in which each waits for the one before. `enqueue` enqueues the work of one item.
 
-    It is the hot half of a pipeline's item: each function is that of a stage. The slot is what they take.
+    A stage is a function ``function(slot)`` that enqueues on the stage's stream. The slot is the memory of the item.
 
     Attributes
     ----------
     position : int
-        Of the function that was called last, or was about to be: if it has raised, the failure is its own.
+        The position of the stage that is being called. If `enqueue` raises an error, it is the error of this stage.
 
     Parameters
     ----------
     names, functions, streams, queues
-        Of each stage; the queues are those of the streams.
+        The name, the function, the stream and its queue of each stage, in order.
     """
 
     __slots__ = ("_functions", "_names", "_queues", "_streams", "position")
@@ -358,19 +375,20 @@ class Chain:
         self.position = 0
 
     def enqueue(self, start: int, slot: Any, ends: list[StreamOperation[Any] | None], returned: dict[str, Any]) -> int:
-        """Call the functions from a position on, until one is unusual.
+        """Enqueue the work of an item, from stage ``start`` on, until one is unusual. Set `ends` and `returned`.
 
         Parameters
         ----------
         ends
-            By position, the operation that ends the work of each function.
+            By position, the last operation of each stage.
         returned
-            By name, what each function has returned.
+            By name, what the function of each stage has returned.
 
         Returns
         -------
-        The position of the first function without an end: it was not called because of the work before it, or was, and
-        has not returned its only operation. The number of functions if there is none.
+        The position of the stage at which it has stopped; the number of stages if all have their ends. The stage was
+        not called, because the stage before has no usual end; or it was, so that `returned` has its name, and has not
+        returned the last operation of its stream.
         """
         names, queues = self._names, self._queues
         for position in range(start, len(names)):
@@ -378,6 +396,7 @@ class Chain:
             queue = queues[position]
             if position:
                 end = ends[position - 1]
+                # It has failed, or the stream has not accepted it yet, or this stage's queue has an obstacle.
                 if end is None or end.status > DONE or not end.submitted_at or queue.obstacles:
                     return position
                 if end.status != DONE and end.queue is not queue:
@@ -385,7 +404,7 @@ class Chain:
             slot._stream = self._streams[position]
             result = self._functions[position](slot)
             returned[names[position]] = result
-            pending = queue.pending  # the same as `Ring.ends_with`, without its call
+            pending = queue.pending  # as `Ring.ends_with`, without its call
             if (
                 not pending
                 or pending[-1] is not result
@@ -399,7 +418,7 @@ class Chain:
 
     @staticmethod
     def resolve(ends: list[StreamOperation[Any] | None]) -> None:
-        """Resolve the ends of all functions: the last one is done, and each has waited for the one before it."""
+        """Resolve the ends of all stages without a query: the last is done, and each has waited for the one before."""
         for position in range(len(ends)):
             end = ends[position]
             if end is not None:

@@ -1,6 +1,7 @@
 """Calls of C functions, and access to words of memory, by address.
 
-The compiled form has the same functions in C: see ``_compiled.pxd``. The Python form does not call these.
+The compiled form has the same functions in C: see ``_compiled.pxd``. The Python form itself uses only `next_id` and
+`copy_context`. The others are for tests of `Native` in Python. A *word* is an integer of 64 bits.
 """
 
 from __future__ import annotations
@@ -63,13 +64,12 @@ def add_to_word(address: int, count: int) -> None:
 
 
 def write_value(letter: int, address: int, value: object) -> bool:
-    """Write the argument of a kernel, and return True; return False for a value that has to be converted before.
+    """Write a kernel's argument to its address, and return True. Return False, and write nothing, if it does not fit.
 
-    Parameters
-    ----------
-    letter
-        The code of the letter in `aiocuda.driver.protocol.Program.format`.
+    Such a value, for example a NumPy scalar, is left to the driver, which converts it. ``letter`` is the character code
+    of the parameter's type: a letter of `struct`, as in `aiocuda.driver.protocol.Program.format`.
     """
+    # A float for a parameter that is an integer is such a value, too.
     if type(value) not in (int, float) or (type(value) is float and chr(letter) not in "fd"):
         return False
     try:
@@ -80,5 +80,5 @@ def write_value(letter: int, address: int, value: object) -> bool:
     return True
 
 
-#: Takes words in the registers, whatever their number: a function ignores those that it does not declare.
+#: The type of all these functions. It passes four words in registers. A function ignores those that it does not take.
 _FUNCTION = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)

@@ -202,7 +202,7 @@ cdef class Ring:
     cdef _after_resolving(self, Estimate sampled, StreamOperation first, StreamOperation last, Py_ssize_t timed, double now)
 
 @cython.locals(operation=StreamOperation)
-cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object made=*)
+cpdef new_operation(Ring queue, object kind, Estimate estimate, object keep, object cls=*)
 
 cdef class BoundCall:
     cdef public Ring queue
@@ -276,7 +276,7 @@ cdef class Gathering:
     cdef object _callbacks
     cdef Countdown _countdown
     @cython.locals(operation=StreamOperation, last=StreamOperation, queue=Ring, waiting=list, left=list, asks=cython.bint)
-    cdef list _unfinished(self, dict queues)
+    cdef list _query_unfinished(self, dict queues)
     @cython.locals(operation=StreamOperation)
     cdef _wait_by(self, Countdown countdown, list waiting)
     @cython.locals(operation=StreamOperation)
@@ -285,4 +285,4 @@ cdef class Gathering:
     cdef bint _has_to_yield(self, dict queues) except -1
     @cython.locals(operation=StreamOperation, outcomes=list)
     cdef list _outcomes(self)
-    cdef StreamOperation _failed(self)
+    cdef StreamOperation _first_failed(self)

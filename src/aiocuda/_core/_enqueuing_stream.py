@@ -14,15 +14,16 @@ __all__ = ["EnqueuingStream", "NewestLaunch"]
 
 
 class NewestLaunch:
-    """The newest launch of a stream, and its arguments. Its `aiocuda.device.streams._launches.Launches` holds it.
+    """The newest launch of a stream, and its arguments. `aiocuda.device.streams._launches.Launches` holds and sets it.
 
-    Each launch compares them before it looks into `Launches.bound`: 60 ns faster than a dict.
+    A launch first compares its own arguments with these, before it looks into the dict `Launches.bound`: 60 ns faster.
 
     Attributes
     ----------
     bound : BoundLaunch or None
+        The newest launch, with all that repeats bound; None before the first.
     kernel, grid, block, shared_bytes
-        Its arguments.
+        Its arguments, as the program has passed them.
     launches : int
         How many launches the stream has enqueued.
     """
@@ -34,7 +35,7 @@ class NewestLaunch:
         self.set(None, None, None, None, None)
 
     def set(self, bound: BoundLaunch | None, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> None:
-        """Let another launch be the newest one."""
+        """Set another launch as the newest one."""
         self.bound, self.kernel, self.grid, self.block, self.shared_bytes = bound, kernel, grid, block, shared_bytes
 
 
@@ -77,11 +78,11 @@ class EnqueuingStream:
             ``n``, or ``kernel``, ``grid`` and ``block`` by name. A keyword of another library raises
             `InvalidTypeError` with the cure.
         """
-        if unknown or self._hook is not None:
+        if unknown or self._hook is not None:  # rare: `aiocuda.Stream` has the method
             return self._launch_unusual(kernel, grid, block, args, shared_bytes, label, unknown)
         newest = self._newest
         bound = newest.bound
-        if (
+        if (  # by identity, which is quick; `find` compares by value
             bound is None
             or kernel is not newest.kernel
             or grid is not newest.grid
@@ -90,13 +91,13 @@ class EnqueuingStream:
         ):
             if self._launches.find(kernel, grid, block, shared_bytes) is None:
                 return self._launches.launch_first(kernel, grid, block, args, shared_bytes, label)  # type: ignore[no-any-return]
-            bound = newest.bound  # not the result of `find`: the compiled form would not know its type
+            bound = newest.bound  # `find` has set it; the compiled form would not know the type of its result
             assert bound is not None
         if label is not None and (type(label) is not str or not label):
             label = check_label(label)
         operation: Operation[None] | None
         operation = bound.repeat(args, label) if bound.converters or args else bound.enqueue((), args, label)
-        if operation is None:
+        if operation is None:  # it uses memory that is new to the stream
             return self._launches.launch_unused(bound, args, None, label)  # type: ignore[no-any-return]
         newest.launches += 1
         return operation
@@ -119,7 +120,7 @@ class EnqueuingStream:
             Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
             the order of streams.)
         """
-        if label is not None or self._hook is not None:
+        if label is not None or self._hook is not None:  # rare: `aiocuda.Stream` has the method
             return self._copy_unusual(target, source, label)
         return self._transfers.copy(target, source)  # type: ignore[no-any-return]
 

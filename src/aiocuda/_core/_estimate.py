@@ -29,10 +29,10 @@ EXACT_PART = 0.02
 REPEAT_SECONDS = 200e-6
 REPEAT_PART = 0.05
 
-#: A host callback wakes the loop at most so late, usually: an operation that is waited for has not ended before.
+#: A host callback wakes the loop at most so late, usually: an operation that a task waits for has ended after that.
 CALLBACK_SECONDS = 700e-6
 
-#: So many samples have agreed where durations repeat: see `Estimate.agreed`.
+#: Durations repeat from this value of `Estimate.agreed` on.
 REPEATED = 3
 
 #: `Estimate.agreed` counts up to this.
@@ -49,9 +49,10 @@ class Estimate:
     seconds : float or None
         The expected duration; None if unknown.
     agreed : int
-        0 to 4: each sample that was foreseen and agrees with ``seconds`` adds one, each other one subtracts one. At 0,
-        the next sample that differs replaces ``seconds``. So a rare outlier changes nothing, and durations that vary
-        never get far; nor do those of streams in step, which agree with each other, and take 1 and 10 ms in turn.
+        0 to 4: a sample that agrees with ``seconds``, and with its prediction if there was one, adds one; each other
+        sample subtracts one. At 0, the next sample that differs replaces ``seconds``. So a rare outlier changes
+        nothing, and durations that vary never get far. Where several streams all take 1 ms, and then all 10 ms, the
+        samples of one round agree with each other, but not with their predictions, which were made before the round.
     """
 
     __slots__ = ("_after_wait", "agreed", "kernel", "seconds")
@@ -66,14 +67,14 @@ class Estimate:
     def after_wait(self) -> Estimate:
         """The estimate of the same operation directly after a wait for another stream: its duration includes the wait.
 
-        In a pipeline this is the period of the pipeline, and it repeats.
+        In a pipeline that duration is the period of the pipeline, so it repeats.
         """
         if self._after_wait is None:
             self._after_wait = Estimate(self.kernel)
         return self._after_wait
 
     def add(self, least: float, most: float, count: int = 1, foreseen: float = 0.0) -> None:
-        """Add a sample: so many operations took a time between two bounds, in seconds.
+        """Add a sample: together, ``count`` operations took at least ``least`` and at most ``most`` seconds.
 
         ``foreseen``: the seconds that were predicted for them when their wait began; 0.0 without a prediction.
         """
@@ -86,13 +87,14 @@ class Estimate:
             return
         known = self.seconds
         if width > CALLBACK_SECONDS and not is_exact and least <= known <= most:
-            return  # no task has waited for the end, so it may be old
+            return  # no task has waited, so the end may have been long before: nothing is learned
+        # What the sample says: its end if it is exact, else the time in the interval that is nearest to `known`.
         nearest = most if is_exact or known > most else least if known < least else known
         off = nearest - known if nearest > known else known - nearest
         agrees = off <= REPEAT_SECONDS or off <= REPEAT_PART * known
         if agrees:
             self.seconds = known + WEIGHT * (nearest - known) if is_exact else nearest
-            if foreseen:
+            if foreseen:  # the prediction has to agree with the sample, too
                 foreseen /= count
                 off = foreseen - most if foreseen > most else least - foreseen
                 agrees = off <= REPEAT_SECONDS or off <= REPEAT_PART * foreseen
@@ -106,7 +108,7 @@ class Estimate:
     def shorten(self, factor: float) -> None:
         """Scale the estimate by a factor below 1: operations of several kinds have ended before their predicted end.
 
-        One query has found the end of all of them, so only the sum of their durations is known.
+        Only the sum of their durations is known, because one query has found all of them done.
         """
         if self.seconds is not None:
             self.seconds *= factor
@@ -144,20 +146,20 @@ class Outlook:
         self.awaited: StreamOperation[Any] | None = None
 
     def forget(self) -> None:
-        """Look again: other operations are in the queue, or in another order."""
+        """Reset `awaited`: other operations are in the queue, or in another order."""
         self.awaited = None
 
     def note_waiter(self, operation: StreamOperation[Any] | None) -> None:
-        """Look again if an operation that has a new waiter may be older; None if the caller does not know it."""
+        """Reset `awaited` if an operation with a new waiter may be older: ``operation``; None for an unknown one."""
         if operation is None or self.awaited is None or operation.id < self.awaited.id:
             self.awaited = None
 
     def find(self, queue: Ring) -> tuple[StreamOperation[Any] | None, float | None, bool]:
         """Return the oldest operation with a waiter, its predicted end, and whether the durations up to it repeat.
 
-        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
-        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
-        when it is half empty.
+        If the waiter is the `Countdown` of a `gather`, return the last of its operations before another waiter: no task
+        resumes before that. An operation with a copy-out counts as awaited, and while the host queue is not empty, the
+        middle one of `pending`: the stream is refilled when it is half empty.
         """
         pending = queue.pending
         refill = len(pending) // 2 if queue.on_host else -1
@@ -166,12 +168,12 @@ class Outlook:
         countdown: object = None
         found: tuple[StreamOperation[Any] | None, float | None, bool] = None, None, False
         for index, operation in enumerate(pending):
-            if index == 0:
+            if index == 0:  # the beginning of its duration
                 expected = max(operation.submitted_at, queue.last_resolved)
             estimate = operation.estimate
             seconds = None if estimate is None else estimate.seconds
             if estimate is None or seconds is None or expected is None:
-                expected, repeats = None, False
+                expected, repeats = None, False  # for all later ones, too
             else:
                 expected += seconds
                 repeats = repeats and estimate.agreed >= REPEATED
@@ -183,7 +185,7 @@ class Outlook:
                 found = operation, expected, repeats
                 if type(waiter) is not Countdown or copies_out or index == refill:
                     break
-                countdown = waiter
+                countdown = waiter  # look for later operations of the same `gather`
             elif waiter is countdown and not copies_out:
                 found = operation, expected, repeats
             else:
@@ -192,13 +194,13 @@ class Outlook:
         return found
 
     def patience(self, queue: Ring, operation: StreamOperation[Any], now: float) -> float:
-        """Return the time until which an await queries again; 0.0 if no end is predicted by then."""
+        """Return the time until which an await repeats its query; 0.0 for no repetition: its end is not near."""
         longest = queue.device_hot.linger
         if queue.reactor_hot.attended:
             longest /= 2  # other tasks wait, too: they go on while the loop turns
         estimate = operation.estimate
         seconds = None if estimate is None else estimate.seconds
-        # A long operation is never awaited in this way: if those before it are unresolved, its prediction is past.
+        # A long operation is not awaited in this way: while those before it are unresolved, the sum below is too early.
         if (
             seconds is None
             or seconds > 2 * longest
@@ -208,7 +210,10 @@ class Outlook:
         return now + longest
 
     def shorten(self, queue: Ring, first: StreamOperation[Any], last: StreamOperation[Any], now: float) -> None:
-        """Shorten the estimates of operations of different kinds: the last one has ended before its predicted end."""
+        """Shorten the estimates of operations that have ended before the predicted end of the last one.
+
+        They are of different kinds. Only the kinds of the first and of the last one are known here.
+        """
         start = max(first.submitted_at, queue.last_resolved)
         for estimate in {first.estimate, last.estimate}:
             if estimate is not None:

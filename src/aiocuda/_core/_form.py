@@ -41,10 +41,10 @@ class Form(NamedTuple):
 
     @property
     def obstacle(self) -> str | None:
-        """Why the core cannot be compiled on this machine; None if it can be."""
-        from .build import can_compile  # imported here, because only `aiocuda doctor` asks
+        """The reason why the core cannot be compiled on this machine; None if it can be."""
+        from .build import why_not_compiled  # imported here, because only `aiocuda doctor` asks
 
-        return can_compile()
+        return why_not_compiled()
 
 
 @functools.cache
@@ -77,12 +77,12 @@ def form() -> Form:
 
 
 def _extension() -> tuple[ModuleType | None, str | None]:
-    """Return the extension; or None, and the reason."""
+    """Return the compiled core and None; or None and the reason why it cannot be used."""
     spec = importlib.util.find_spec("._compiled", __package__)
     if spec is None or spec.origin is None:
         return None, "the core is not compiled for this Python"
-    present = hash_of_sources()
-    if present is not None and present.encode() not in Path(spec.origin).read_bytes():  # before it is executed
+    present = hash_of_sources()  # None if the sources are not installed: then nothing is compared
+    if present is not None and present.encode() not in Path(spec.origin).read_bytes():  # without executing the file
         return None, "the compiled core is older than its source"
     try:
         return importlib.import_module("._compiled", __package__), None

@@ -1,4 +1,8 @@
-"""gather: one waiter for many operations."""
+"""gather: an awaitable of the results of several operations.
+
+A `Countdown` is the one waiter of all its operations; ``queue.attend()`` then has the reactor find out when they end.
+Nodes, tickets and gatherings have no queue: if there is one among them, `MixedGathering` adds a callback to each.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _operation(thing: object) -> Any:
-    """Return the operation of an event or of another object that has one; a node or a ticket itself.
+    """Return what `gather` awaits for an argument: the operation of an event; a node, a ticket or a gathering itself.
 
-    They are what `aiocuda.as_completed` takes, too. Futures of asyncio have no ``wait``.
+    `aiocuda.as_completed` takes the same. Other objects are refused; so are futures of asyncio, which have no ``wait``.
     """
     found = getattr(thing, "operation", None)
     if isinstance(found, StreamOperation):
@@ -51,7 +55,7 @@ def _operation(thing: object) -> Any:
 
 
 class _Callbacks(Waiters[Callback]):
-    """The callbacks of an unfinished gathering, in place of the future of a countdown: the countdown calls them."""
+    """The callbacks of an unfinished gathering. Its countdown has them in place of a future, and sets their result."""
 
     __slots__ = ("_end",)
 
@@ -91,11 +95,12 @@ class Gathering(Awaitable[T]):
         return self._has_finished()
 
     def _has_finished(self) -> bool:
+        """Return whether the gathering has its results or its failure, without a query."""
         unfinished = False
         for operation in self._operations:
             if operation.status < DONE:
                 unfinished = True
-            elif operation.status > DONE and not self._return_exceptions:
+            elif operation.status > DONE and not self._return_exceptions:  # failed or abandoned
                 return True
         return not unfinished
 
@@ -107,7 +112,7 @@ class Gathering(Awaitable[T]):
     def exception(self) -> BaseException | None:
         """Return the failure that awaiting raises, or None. Raises `BusyError` until the gathering has finished."""
         self._check_done()
-        failed = None if self._return_exceptions else self._failed()
+        failed = None if self._return_exceptions else self._first_failed()  # an operation
         return None if failed is None else failed.exception()
 
     def _check_done(self) -> None:
@@ -119,7 +124,10 @@ class Gathering(Awaitable[T]):
         return False
 
     def add_done_callback(self, fn: Callable[[Gathering[Any]], object], *, context: Context | None = None) -> None:
-        """Call ``fn(gathering)`` on the loop when the gathering has finished; in the next turn if it already has."""
+        """Call ``fn(gathering)`` on the loop when the gathering has finished; in the next turn if it already has.
+
+        The first callback makes the countdown, which calls all of them.
+        """
         check_callback(fn, context)
         if context is None:
             context = copy_context()
@@ -144,14 +152,14 @@ class Gathering(Awaitable[T]):
         callbacks = self._callbacks
         removed = 0 if callbacks is None else callbacks.remove(fn)
         if removed and not callbacks:
-            self._callbacks = None
+            self._callbacks = None  # none is left: the operations need not wake the countdown
             self._leave(self._countdown, self._operations)
         return removed
 
     def _call_callbacks(self) -> None:
-        """Schedule the callbacks: the gathering has finished."""
+        """Schedule the callbacks, at most 256 per turn of the loop: the countdown has ended, and so the gathering."""
         callbacks, self._callbacks = self._callbacks, None
-        self._leave(self._countdown, self._operations)
+        self._leave(self._countdown, self._operations)  # after a failure, others are unfinished
         if callbacks is not None:
             self._operations[0].queue.reactor.wakes.wake_all(callbacks, self._call_soon)
 
@@ -163,12 +171,17 @@ class Gathering(Awaitable[T]):
         return coroutine_of(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait for the unfinished operations by one countdown, unless a finished one has failed; return the results."""
-        # The loops are in methods: there the compiled form knows the types.
+        """Query the streams of the unfinished operations; wait for those still unfinished by one countdown.
+
+        If a finished one has failed, do not wait: raise its failure. Else return the results.
+        """
+        # The loops over operations are in methods: there the compiled form knows the types.
         queues: dict[Ring, StreamOperation[Any]] = {}
-        waiting = self._unfinished(queues)
-        # If none has finished, none has failed.
-        if waiting and (self._return_exceptions or len(waiting) == len(self._operations) or self._failed() is None):
+        waiting = self._query_unfinished(queues)
+        # If none has finished, none has failed: there is no need to search.
+        if waiting and (
+            self._return_exceptions or len(waiting) == len(self._operations) or self._first_failed() is None
+        ):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
             self._wait_by(countdown, waiting)
             for queue in queues:
@@ -176,19 +189,19 @@ class Gathering(Awaitable[T]):
             try:
                 yield from countdown.future
             finally:
-                if countdown.left:
+                if countdown.left:  # cancelled, or one has failed
                     self._leave(countdown, waiting)
         elif self._has_to_yield(queues):
             yield
         return self._outcomes()  # type: ignore[return-value]  # `cast` is a call
 
-    def _unfinished(self, queues: dict[Ring, StreamOperation[Any]]) -> list[StreamOperation[Any]]:
-        """Return the unfinished operations, after a query of their streams.
+    def _query_unfinished(self, queues: dict[Ring, StreamOperation[Any]]) -> list[StreamOperation[Any]]:
+        """Query the streams of the unfinished operations. Return the operations that are still unfinished.
 
         Parameters
         ----------
         queues
-            Gets the last operation of each queue with unfinished ones.
+            Filled with the queues that had unfinished operations before the query, and the last operation of each.
         """
         waiting = []
         for operation in self._operations:
@@ -196,15 +209,15 @@ class Gathering(Awaitable[T]):
                 waiting.append(operation)
                 queues[operation.queue] = operation
             elif operation.extra is not None:
-                operation.report_await()
+                operation.report_await()  # to listeners
         if not waiting:
             return waiting
         asks = True
         for queue, last in queues.items():
             queue.check_loop()
             if asks and not queue.watch.polling:
-                queue.linger(last, waiting)
-                asks = last.status >= DONE  # else the reactor asks the other queues, too
+                queue.linger(last, waiting)  # one query, or several within microseconds
+                asks = last.status >= DONE  # else this task will suspend, and the reactor queries the other queues
         left = []
         for operation in waiting:
             if operation.status < DONE:
@@ -217,7 +230,7 @@ class Gathering(Awaitable[T]):
             if operation.waiters is None:
                 operation.waiters = countdown
             else:
-                countdown.left -= not operation.add_waiter(countdown)  # the operation may be given twice
+                countdown.left -= not operation.add_waiter(countdown)  # an operation that is passed twice counts once
 
     def _leave(self, countdown: Countdown, waiting: list[StreamOperation[Any]]) -> None:
         """Remove the countdown from the operations that are unfinished."""
@@ -226,17 +239,18 @@ class Gathering(Awaitable[T]):
                 operation.remove_waiter(countdown)
 
     def _has_to_yield(self, queues: Mapping[Ring, object]) -> bool:
-        """Count a `gather` that does not suspend as one await; return True if the loop has to turn before it returns.
+        """Return True if an ``await`` that has nothing to wait for has to yield to the loop once.
 
-        A task whose awaits never suspend would keep the loop from others: see `Turn`.
+        It counts as one await. A task whose awaits never suspend would keep the loop from others: see `Turn`.
+        ``queues``: as `_query_unfinished` has filled them.
         """
-        if queues:  # their operations have ended in the query
+        if queues:  # the query has found ends, or a finished operation has failed
             return next(iter(queues)).reactor_hot.turn.is_over()
-        operations = self._operations  # all were finished before
+        operations = self._operations  # all had finished before the query
         return bool(operations) and operations[0].queue.reactor_hot.turn.is_over_for_task()
 
     def _outcomes(self) -> list[Any]:
-        """Return the results, in the order of the operations; raise the first failure, or return failures, too."""
+        """Return the results, in order. Raise the first failure; with ``return_exceptions`` return failures."""
         outcomes = []
         for operation in self._operations:
             if operation.status == DONE:
@@ -244,13 +258,13 @@ class Gathering(Awaitable[T]):
             elif self._return_exceptions:
                 outcomes.append(operation.exception())
             else:
-                failed = self._failed()
+                failed = self._first_failed()
                 assert failed is not None
-                failed.result()  # raises
+                failed.result()  # raises its failure
         return outcomes
 
-    def _failed(self) -> StreamOperation[Any] | None:
-        """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
+    def _first_failed(self) -> StreamOperation[Any] | None:
+        """Return the first one enqueued of those that failed or were abandoned: its failure is raised."""
         failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
 
@@ -269,18 +283,20 @@ class HasCallbacks(Awaitable[T_co], Protocol[T_co]):
 
 
 class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class has no arguments
-    """The results of operations and of other objects with callbacks: nodes and tickets.
+    """The results of things that are not all operations: of nodes, tickets and gatherings, too.
 
-    It notes the end of each as that comes. The first failure counts as received, and is that of the future.
+    A callback of each thing *notes* its end. The future ends without a value when all have ended, or with the first
+    failure; the results are then read from the things. ``thing.exception()`` marks a failure as seen, so it is called
+    only if the caller gets that failure.
     """
 
     def __init__(self, things: list[Any], return_exceptions: bool) -> None:
         super().__init__([], return_exceptions)
         self._things = things
-        self._notes_failures = not return_exceptions
-        self._left = {id(thing) for thing in things}  # that have not been noted
+        self._fails_early = not return_exceptions
+        self._left = {id(thing) for thing in things}  # whose end has not been noted
         self._future: Future[None] = get_running_loop().create_future()
-        self._wrapped: list[tuple[Callable[[Any], object], Callable[[Any], object]]] = []  # callbacks, and their form
+        self._wrapped: list[tuple[Callable[[Any], object], Callable[[Any], object]]] = []  # each fn, and its callback
         context = copy_context()
         for thing in things:
             if thing.done():
@@ -289,21 +305,21 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
                 thing.add_done_callback(self._note, context=context)
 
     def _note(self, thing: Any) -> None:
-        """Note one that has ended."""
+        """Note that a thing has ended, and end the future if it was the last one, or the first that has failed."""
         self._left.discard(id(thing))
         if self._future.done():
             return
-        error = thing.exception() if self._notes_failures else None
+        error = thing.exception() if self._fails_early else None
         if error is not None:
             self._future.set_exception(error)
         elif not self._left:
             self._future.set_result(None)
 
     def done(self) -> bool:
-        if not self._has_finished() and _get_running_loop() is self._future.get_loop():
+        if not self._has_finished() and _get_running_loop() is self._future.get_loop():  # only it may end the future
             for thing in self._things:
                 if thing.done():
-                    self._note(thing)  # its callback comes in the next turn of the loop
+                    self._note(thing)  # now: its callback comes in the next turn of the loop
         return self._has_finished()
 
     def _has_finished(self) -> bool:
@@ -311,8 +327,8 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
 
     def result(self) -> Any:
         self._check_done()
-        self._future.result()
-        if self._notes_failures:
+        self._future.result()  # raises the failure, if there is one
+        if self._fails_early:
             return [thing.result() for thing in self._things]
         errors = [thing.exception() for thing in self._things]
         return [thing.result() if error is None else error for thing, error in zip(self._things, errors, strict=True)]
@@ -322,6 +338,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
         return self._future.exception()
 
     def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
+        """Call ``fn(gathering)`` on the loop when the future has ended; in the next turn if it already has."""
         check_callback(fn, context)
 
         def wrapped(future: object) -> None:
@@ -331,6 +348,7 @@ class MixedGathering(Gathering):  # type: ignore[type-arg]  # the compiled class
         self._future.add_done_callback(wrapped, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object]) -> int:
+        """Remove a callback. Return how many times it was registered and not called yet."""
         check_callback(fn)
         removed = [wrapped for each, wrapped in self._wrapped if each == fn]
         self._wrapped = [pair for pair in self._wrapped if pair[0] != fn]
@@ -462,7 +480,8 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
 
     Returns
     -------
-    Awaitable of a list. Its type has the types of all results; that of ``operation.result()`` is that of one.
+    Awaitable of a list. For a type checker, each element is of the union of the types of all results. After the await,
+    ``operation.result()`` has the type of that operation's own result.
     """
     found: list[Any] = []
     is_mixed = False

@@ -24,7 +24,7 @@ _VARIABLE = "AIOCUDA_BUILD"
 
 
 def _builder() -> Any:
-    """Return `build`, which lies beside this file: aiocuda is not installed yet."""
+    """Return the module `build`, loaded from beside this file: aiocuda is not installed yet."""
     spec = importlib.util.spec_from_file_location("_aiocuda_core_build", Path(__file__).with_name("build.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -41,14 +41,18 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def dependencies(self) -> list[str]:
-        """Return Cython, if this build has to generate the C of the core."""
+        """Return Cython as the one more requirement, if this build has to generate the C of the core."""
         builder = _builder()
         if self._chosen() == "python" or builder.has_generated_c():
             return []
-        return [builder.CYTHON] if self.target_name == "sdist" or builder.can_compile() is None else []
+        # An sdist gets the C on any machine; a wheel only where it can be compiled.
+        return [builder.CYTHON] if self.target_name == "sdist" or builder.why_not_compiled() is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, or generate, before the files are collected."""
+        """Add the C to an sdist or the extension to a wheel, before hatchling collects the files.
+
+        An editable install finds the extension beside the sources. ``version`` is what hatchling builds.
+        """
         chosen, builder = self._chosen(), _builder()
         if chosen == "python":
             return
@@ -63,7 +67,7 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 extension = builder.build(Path(self._folder.name))
                 build_data["force_include"][str(extension)] = f"aiocuda/_core/{extension.name}"
                 build_data["pure_python"] = False
-                build_data["infer_tag"] = True
+                build_data["infer_tag"] = True  # the wheel is for this Python and this platform
         except builder.BuildError as error:
             if chosen == "compiled":
                 raise
@@ -75,6 +79,7 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             self._folder.cleanup()
 
     def _chosen(self) -> str:
+        """Return the value of ``AIOCUDA_BUILD``, or its default."""
         chosen = os.environ.get(_VARIABLE) or "auto"
         if chosen not in ("auto", "compiled", "python"):
             raise ValueError(f"{_VARIABLE}={chosen!r}: use 'auto' (the default), 'compiled' or 'python'")
@@ -93,15 +98,16 @@ class HomeHook(MetadataHookInterface):
         """Set ``readme`` and ``urls``, which `pyproject.toml` declares as dynamic."""
         home = self.config["home"].rstrip("/")
         metadata["urls"], metadata["readme"] = {}, "README.md"
-        if not home:
+        if not home:  # README stays as it is
             return
         text, source = (Path(self.root, name).read_text("utf-8") for name in ("README.md", "src/aiocuda/__init__.py"))
         tag = "v" + re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
 
         def absolute(match: re.Match[str]) -> str:
+            """Add the address after ``[text](``; for an image, which begins with ``!``, that of the raw file."""
             return f"{match[0]}{home}/{'raw' if match[1] else 'blob'}/{tag}/"
 
-        text = re.sub(r"(!?)\[[^]]*\]\((?!https?:|#)", absolute, text)
+        text = re.sub(r"(!?)\[[^]]*\]\((?!https?:|#)", absolute, text)  # the beginnings of relative links
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         changes = f"{home}/blob/{tag}/CHANGELOG.md"
         metadata["urls"] = {"Homepage": home, "Changelog": changes, "Issues": f"{home}/issues"}

@@ -15,22 +15,22 @@ __all__ = ["Countdown", "DeviceHot", "Lease", "ReactorHot", "Turn", "Watch"]
 
 
 class Lease:
-    """A CUDA event.
+    """A CUDA event. `EventLeases` lends it to an operation, which records it on a stream and gives it back at its end.
 
     Attributes
     ----------
     handle : int
-        The event, as the driver names it.
+        The event, as the methods of the driver take it.
     word : int
-        The event, as the functions of a `Native` take it; 0 until one of them has needed it.
+        The event, as the C functions of a `Native` take it; 0 until one of them has needed it.
     timing : bool
         True if the event records the time.
     home : list of Lease
-        The list of idle leases that it returns to.
+        The list of idle leases that it is put back into.
     generation : int
-        Rises each time the event is returned, so that a stale loan can be detected.
+        One more each time that the event is given back: so a user's `Event` sees that it does not have it any more.
     lent : bool
-        True while a user's `Event` holds it. Then the operation that has recorded it does not return it.
+        True while a user's `Event` has it. Then the operation that has recorded it does not give it back.
     """
 
     __slots__ = ("generation", "handle", "home", "lent", "timing", "word")
@@ -45,7 +45,10 @@ class Lease:
 
 
 class Countdown:
-    """One waiter for many operations. It is woken when all are done, or when the first one fails."""
+    """The waiter of a `gather`: one for many operations.
+
+    ``left`` of them have not ended yet. ``future`` is woken when all have; with ``fail_fast``, also when one fails.
+    """
 
     __slots__ = ("fail_fast", "future", "left")
 
@@ -55,21 +58,22 @@ class Countdown:
         self.fail_fast = fail_fast
 
 
-#: Limits for awaits that return without suspension, one after another: their number, and their seconds. Where the host
-#: is slower than the device, each item of a pipeline is done when it is awaited: 64 items took 10 ms.
+#: Limits for awaits that return without suspension, one after another, before one of them yields to the loop: their
+#: number, and their seconds. Where the host is slower than the device, each item of a pipeline is done when it is
+#: awaited: 64 items took 10 ms.
 MOST_IMMEDIATE = 64
 IMMEDIATE_SECONDS = 0.001
 
 
 class Turn:
-    """Counts the work that awaits do without suspension in one turn of the loop, so that the turn ends.
+    """Limits the work that awaits do without suspension in one turn of the loop, so that other tasks run, too.
 
     Attributes
     ----------
     immediate : int
-        Awaits of unfinished operations that have returned without suspension, by all tasks.
+        The number of awaits, by all tasks in this turn, whose own query has found the operation done.
     inlined : int
-        Operations that awaits have resolved.
+        The number of operations that awaits have resolved in this turn: at most `MOST_PER_TURN`.
     """
 
     __slots__ = ("_awaits", "_loop", "_now", "_since", "_task", "_task_since", "immediate", "inlined")
@@ -77,15 +81,15 @@ class Turn:
     def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
         self._loop = loop
         self._now = now
-        self._since = 0.0
-        self._task: asyncio.Task[Any] | None = None  # that has awaited a finished operation last
+        self._since = 0.0  # the time of the first of the `immediate` awaits
+        self._task: asyncio.Task[Any] | None = None  # that has awaited a finished operation last, in this turn
         self._task_since = 0.0
-        self._awaits = 0  # of finished operations, by that task, one after another
+        self._awaits = 0  # of finished operations, by that task, since `_task_since`
         self.immediate = 0
         self.inlined = 0
 
     def is_over(self) -> bool:
-        """Count an await that has found its operation done. Return whether it has to yield to the loop."""
+        """Count an await whose own query has found the operation done. Return whether it has to yield to the loop."""
         now = self._now()
         if not self.immediate:
             self._since = now
@@ -94,9 +98,9 @@ class Turn:
         return self.immediate > MOST_IMMEDIATE or now - self._since > IMMEDIATE_SECONDS
 
     def is_over_for_task(self) -> bool:
-        """Count an await of a finished operation. Return whether the running task has to yield to the loop.
+        """Count an await of an operation that was finished before. Return whether it has to yield to the loop.
 
-        Each task is counted by itself: `asyncio.gather` awaits each operation by a task of its own.
+        A task has to yield only for its own awaits: `asyncio.gather` awaits each operation by a task of its own.
         """
         if _get_running_loop() is not self._loop:
             return False  # a finished operation may be awaited on another loop
@@ -108,13 +112,13 @@ class Turn:
             self._awaits += 1
             return self._awaits > MOST_IMMEDIATE or now - self._task_since > IMMEDIATE_SECONDS
         if self._task is None:
-            self._loop.call_soon(self._forget_task)
+            self._loop.call_soon(self._forget_task)  # in the next turn
         self._task, self._task_since, self._awaits = task, now, 1
         return False
 
     def has_inlined(self, resolved: int) -> None:
         """Count operations that an await has resolved."""
-        if not self.inlined:
+        if not self.inlined:  # the first ones of this turn
             self._loop.call_soon(self._next)
         self.inlined += resolved
 
@@ -128,7 +132,8 @@ class Turn:
 class Watch:
     """How the reactor waits for the awaited operation of a queue: see `aiocuda.completion._wait_rule`.
 
-    Only the reactor writes it.
+    Only the reactor writes it. A notifier is a host callback of CUDA that wakes the loop. Times are of the
+    driver's clock, in seconds.
 
     Attributes
     ----------
@@ -137,9 +142,9 @@ class Watch:
     polling : bool
         True while the reactor queries the queue in each turn of the loop.
     parked : bool
-        True from the moment at which the wait needs no poll: a notifier is armed, or the timer queries.
+        True after the first poll of the wait. From then on a notifier or the alarm ends it, and a poll only helps.
     poll_from, poll_until : float
-        When the next query is, and when the poll that begins then ends, in seconds by the driver's clock.
+        The time of the next query, and the end of the poll that begins then; 0.0 if it is a single query.
     target : int
         The id of the awaited operation.
     since, looked : float
@@ -172,11 +177,12 @@ class DeviceHot:
     starts : dict of int to Lease
         The timing event before each operation, by its id, while a listener wants timing.
     limit : int
-        The present limit for each stream, with regard to the hardware queues.
+        The most operations in `Ring.pending` of one stream, at present. The streams share the hardware queues.
     guarded : bool
-        True if another library may be capturing a stream. Queries then take 0.8 µs more per pass.
+        True if another library may be capturing a stream. Each pass of queries then begins with the driver's
+        ``begin_queries``, which takes 0.8 µs.
     linger : float
-        `CompletionPolicy.linger`.
+        `CompletionPolicy.linger`: seconds for which an await may repeat its query before it suspends.
     idle_leases : list of Lease
         The idle events without timing, of `EventLeases`.
     """
@@ -219,9 +225,10 @@ class ReactorHot:
         self.attended: dict[Ring, None] = {}
 
     def due(self, reached: float, quiet_from: float, longest: float, step: float) -> tuple[list[Ring], float]:
-        """Return the parked queues whose time is reached, and the earliest time of the others.
+        """Return the queues that are not polled and whose next query is due by ``reached``; and when the next one is.
 
-        A query beside an armed notifier is put off by steps until ``quiet_from``, or ``longest`` after the last one.
+        A queue with a notifier need not be queried while notifiers of other queues come: a query that is due before
+        ``quiet_from`` is put off, by steps, but not for longer than ``longest`` after the queue's last query.
         """
         found: list[Ring] = []
         following = math.inf
@@ -229,7 +236,7 @@ class ReactorHot:
             watch = queue.watch
             if watch.polling:
                 continue
-            if watch.armed is not None and not watch.poll_until:
+            if watch.armed is not None and not watch.poll_until:  # a single query beside a notifier
                 while watch.poll_from < quiet_from and watch.poll_from < watch.looked + longest:
                     watch.poll_from += step
             if watch.poll_from <= reached:

@@ -1,4 +1,4 @@
-"""Native: the functions in C of a call that a stream repeats."""
+"""Native: calls of the driver's C functions, in place of a driver call in Python that a stream repeats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["Native"]
 
 
 class Native:
-    """The functions in C of a call that a stream repeats: `aiocuda.driver.protocol.NativeCall`.
+    """Calls of the driver's C functions, in place of a `RecordedCall` and of `event_query`: without `ctypes`.
 
-    The compiled form makes them in place of the driver's `RecordedCall`, and of its queries. It is a copy of the fields
-    of the `NativeCall`: addresses of functions, of their arguments, and of words that say whether the driver or the
-    stream is closed. ``_letters`` and ``_places`` are the type and the address of each argument of a kernel.
+    Only the compiled form makes one. Its fields are those of `aiocuda.driver.protocol.NativeCall`, which says in what
+    order they are used: addresses of functions, of their arguments, and of words of 64 bits. A word of ``_closed`` and
+    ``_stream_closed`` is not 0 if the driver or the stream is closed; that of ``_calls`` counts the driver's calls.
+    ``_letters`` and ``_places`` are the type and the address of each argument of a kernel.
     """
 
     __slots__ = ("_block", "_calls", "_closed", "_event", "_letters", "_name", "_not_ready", "_owner", "_pack",
@@ -31,7 +32,7 @@ class Native:
         self._work = call.work
         self._name = call.name
         self._block = call.block
-        self._letters = [ord(letter) for letter, _ in call.parameters]
+        self._letters = [ord(letter) for letter, _ in call.parameters]  # as `write_value` takes them
         self._places = [place for _, place in call.parameters]
         self._pack = call.pack
         self._record = call.record
@@ -43,7 +44,7 @@ class Native:
         self._closed, self._stream_closed = call.closed
         self._calls = call.calls
         self._refuse = call.refuse
-        self._owner = call.owner
+        self._owner = call.owner  # holds the memory of the addresses
 
     def enqueue(self, values: Sequence[Any], lease: Lease) -> bool:
         """Enqueue the work, and record the event of a lease.
@@ -94,6 +95,6 @@ class Native:
             return -1
         code = call_one(self._query, lease.word)
         if code and code != self._not_ready:
-            return -1
+            return -1  # an error, which the driver's own query raises
         add_to_word(self._calls, 1)
         return not code

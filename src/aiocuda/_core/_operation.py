@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class Generic:
-        """The base ``Generic[T]`` for type checkers only: it leaves no base class at run time."""
+        """Stands for ``typing.Generic`` at run time: ``class Operation(Generic[T_co])`` then has no base class."""
 
         def __class_getitem__(cls, parameters: object) -> Generic:
             return cls()
@@ -32,8 +32,10 @@ T_co = TypeVar("T_co", covariant=True)
 #: The kind of the library's own operations: chunks of staged copies, and markers.
 INTERNAL = "step"
 
+#: The end of errors for uses of an operation as its result.
 _AWAIT = "await it first, and use its result"
 
+#: The states before the end: see `aiocuda._core._state.State`.
 _UNFINISHED = frozenset({"queued", "staging", "submitted", "landing"})
 
 
@@ -76,7 +78,7 @@ class Operation(Generic[T_co]):
 
     @property
     def seen_state(self) -> str:
-        """The state as the loop has last seen it, without a query: for log events and ``repr``."""
+        """The state as the loop has last seen it. This makes no query, so log events and ``repr`` use it."""
         return self.state
 
     @property
@@ -123,7 +125,7 @@ class Operation(Generic[T_co]):
         """True if the operation has a result or a failure, or was abandoned. Never blocks.
 
         On the operation's own loop it queries the device, at most once per stream in 20 µs, so
-        ``while not operation.done(): …`` ends. Elsewhere it says what that loop has last seen.
+        ``while not operation.done(): …`` ends. Elsewhere it makes no query: it says what that loop has last seen.
         """
         raise NotImplementedError
 
@@ -142,7 +144,7 @@ class Operation(Generic[T_co]):
         raise NotImplementedError
 
     def exception(self) -> BaseException | None:
-        """Return the operation's error, or None. Raises `BusyError` while the operation has not finished."""
+        """Return the operation's error, or None if it has succeeded. Raises `BusyError` while it has not finished."""
         raise NotImplementedError
 
     def cancelled(self) -> bool:
@@ -163,15 +165,16 @@ class Operation(Generic[T_co]):
         raise NotImplementedError
 
     def abandon(self) -> bool:
-        """Drop the result, and the copy to the caller's array if there is one. The stream's order does not change.
+        """Drop the result, and end the waits: tasks that await the operation get a `ClosedError`. The work still runs.
 
-        The device still runs the work that its stream has accepted, and the memory of that work is not reused before it
-        has finished. Tasks that await the operation get a `ClosedError`. Return False if it has already finished.
+        Work that is still on the host is submitted in its turn, and memory is not reused before the work has finished.
+        A download does not write the caller's array any more, with two exceptions: the device still writes a pinned
+        array, and a thread finishes the chunk that it is copying. Return False if the operation has already finished.
         """
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Wait until the device has finished with the operation. An abandoned operation is done before that.
+        """Wait until the device has finished with the operation: with an abandoned one, that is later than `done`.
 
         Until this returns, the device may use the operation's buffers and arrays. If the device has not finished, this
         also waits for later work that the stream has accepted.
@@ -194,17 +197,18 @@ class Operation(Generic[T_co]):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        # asyncio.create_task(operation) raises "a coroutine was expected, got <Operation …>".
+        # asyncio.create_task(operation) raises "a coroutine was expected, got <Operation …>", so this names the cure.
         return f"{str(self)[:-1]}; coroutine: .wait()>" if self.seen_state in _UNFINISHED else str(self)
 
     def __str__(self) -> str:
         label = self.label
-        kind, number = getattr(self, "kind"), getattr(self, "id")  # noqa: B009 - a subclass may define them otherwise
+        # By name: the compiled form reads ``self.kind`` from its struct, and a subclass may have a property instead.
+        kind, number = getattr(self, "kind"), getattr(self, "id")  # noqa: B009
         name = kind if label is None else f"{kind} {shown(label)}"
         return f"<Operation {number} {name} on {self.stream_name}: {self.seen_state}>"
 
     def __format__(self, spec: str) -> str:
-        if spec:
+        if spec:  # as ``f"{operation:.2f}"``, which is meant for the result
             raise InvalidTypeError(f"{self!r} is an operation, and not its result: {_AWAIT}")
         return str(self)
 
@@ -227,7 +231,7 @@ lacks(Operation)
 
 
 class HasOperation(Protocol):
-    """An object that represents an operation: an `aiocuda.Event`, whose package lies above this one."""
+    """An object that represents an operation: an `aiocuda.Event`, which this package cannot import."""
 
     @property
     def operation(self) -> Operation[Any]: ...

@@ -1,6 +1,15 @@
 """Ring: the operations that a stream has accepted, in order, each with its event: submit, query, resolve.
 
 It answers the common case. For everything unusual it asks one object, `Ring.rare`.
+
+- A *waiter* is woken when its operation finishes: the future of an await, a callback, or the `Countdown` of `gather`.
+- A *lease* is a CUDA event, as an object. Each accepted operation has one, recorded after it, until it is resolved. An
+  operation in `Ring.pending` without a lease has failed or was skipped, or its driver calls are not complete.
+- A *marker* is an operation of the library with an event and no other work: it ends when all work before it has.
+- The *poison* is the failure because of which a stream skips new operations, until a caller has received it.
+- A queue is *attended* while an operation of it has a waiter: the reactor then has a plan for its next query, the
+  `Ring.watch`.
+- "As `f`, without its call" says that a hot function repeats the lines of `f`: each call takes about 60 ns.
 """
 
 from __future__ import annotations
@@ -44,15 +53,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Obstacle", "Ring", "new_id", "new_operation", "nothing"]
 
-#: A query that is not for an await of its own is made at most once in this time per stream: see `glance`.
+#: After a query has found nothing done, `glance` and `look_ahead` make no other one for this time.
 GLANCE_SECONDS = 20e-6
 
-#: Seconds from which a query that is repeated must let signals and other threads in.
+#: An await may repeat its query for less than this time by calls in C, which let in no signal and no other thread.
 LONG = 0.001
 
 
 class Obstacle:
-    """An attribute of a queue that is true or false, as one bit of `Ring.obstacles`."""
+    """A descriptor: an attribute of a queue that is true or false, and is stored as one bit of `Ring.obstacles`."""
 
     __slots__ = ("_bit",)
 
@@ -70,8 +79,7 @@ class Ring:
     """The queue of a stream: the operations that the stream has accepted and that have not been resolved. Final.
 
     Operations are resolved strictly from the oldest to the newest, and only after a query of the driver: a
-    notification, a poll or a timer only says when to query. The functions read and write the attributes of operations
-    directly.
+    notification, a poll or a timer only says when to query. The methods read and write attributes of operations.
 
     Attributes
     ----------
@@ -86,14 +94,14 @@ class Ring:
         The stream, as the driver names it.
     name : str
     rare : StreamQueue
-        It does all that is unusual: these methods are the only ones of `completion` that a ring calls for its
-        operations. It refers to the ring weakly, so that both are freed without the garbage collector.
+        Does everything unusual: failures, Ctrl-C, listeners, shared streams, the host queue. It refers to the ring
+        weakly, so that both are freed without the garbage collector.
     watch : Watch
         The reactor's plan for this queue. Only the reactor writes it.
     outlook : Outlook
         Finds the operation that is awaited, and predicts its end.
     pending : deque of StreamOperation
-        The accepted operations, each with an event recorded after it.
+        The accepted operations, the oldest first, each with an event recorded after it.
     on_host : deque of StreamOperation
         The operations that the stream has not accepted yet, the oldest first: the entries of the host queue.
     obstacles : int
@@ -110,22 +118,23 @@ class Ring:
     recorded : bool
         True while `Stream.capture` records the stream's calls into a graph. The queue then refuses new operations.
     newest_id : int
-        The id of the operation that was put into ``pending`` last. A driver call may run code of the program, such as a
-        finaliser, that enqueues another one.
+        The id of the operation that was put into ``pending`` last. If it has changed after a driver call, that call has
+        run code of the program, such as a finaliser, which has enqueued another operation.
     enqueued : int
         The number of operations so far, without chunks and markers.
     after_wait : bool
-        True if the next operation directly follows a wait for another stream.
+        True if the next operation directly follows a wait for another stream: its duration then includes the wait.
     unmarked_wait_at : int
-        The value of `enqueued` at the last device-side wait that no operation represents; else -1.
+        The value of `enqueued` at the last device-side wait that no operation represents; else -1. While both are
+        equal, that wait is the newest work of the stream, and only a new event comes after it.
     latencies : deque of float
-        Seconds from the submission to the end of recent operations.
+        Seconds from the submission to the end of the last 512 operations, for `Stream.statistics`.
     last_busy, last_resolved : float
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
     live_bytes, peak_bytes : int
         Of the memory that was allocated through the stream.
     awaiting : StreamOperation or None
-        The operation up to which an await that begins resolves, before it has a waiter: for the listeners.
+        The operation of an await that resolves operations before it adds a waiter. Listeners see it as awaited, too.
     """
 
     closed = Obstacle(CLOSED)
@@ -154,8 +163,8 @@ class Ring:
         self.driver: Driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
         self.now: Callable[[], float] = self.driver.now
-        self._record = self.driver.recorder(handle)
-        native = native_call(self._record) if COMPILED else None
+        self._record = self.driver.recorder(handle)  # ``_record(event)`` records an event on the stream
+        native = native_call(self._record) if COMPILED else None  # the same in C, if the driver has it
         self._native = None if native is None else Native(native)
         self.handle = handle
         self.enqueued = self.newest_id = 0
@@ -165,9 +174,9 @@ class Ring:
         self.pending: deque[StreamOperation[Any]] = deque()
         self.on_host: deque[StreamOperation[Any]] = deque()
         self._poison: Poison | None = None
-        self.latencies: deque[float] = deque(maxlen=512)
+        self.latencies: deque[float] = deque(maxlen=512)  # enough for a 99th percentile
         self.awaiting: StreamOperation[Any] | None = None
-        self._resolving = False
+        self._resolving = False  # True during a pass of `_resolve`
         self.last_busy = self.last_resolved = 0.0
         self._asked_at = -1.0  # the time of the last query of `glance` that has found nothing done
 
@@ -196,13 +205,13 @@ class Ring:
         return not self.pending and not self.on_host
 
     def tail(self) -> StreamOperation[Any] | None:
-        """Return the newest unfinished operation."""
-        if self.on_host:
+        """Return the newest unfinished operation, or None."""
+        if self.on_host:  # these come after all of `pending`
             return self.on_host[-1]
         return self.pending[-1] if self.pending else None
 
     def ends_with(self, operation: object) -> bool:
-        """Return whether an operation represents all work so far, as that of `end` does. No call of the driver."""
+        """Return whether this operation is known to end last, so that `end` would return it. Calls no driver."""
         pending = self.pending
         return (
             bool(pending)
@@ -213,7 +222,7 @@ class Ring:
         )
 
     def append(self, operation: StreamOperation[Any]) -> None:
-        """Put an operation behind all others."""
+        """Make an operation the newest of `pending`."""
         self.newest_id = operation.id
         self.pending.append(operation)
 
@@ -225,15 +234,14 @@ class Ring:
     def check(self) -> None:
         """Raise if the stream accepts no operation now."""
         if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.driver.fault is not None:
-            self.rare.refuse_unusable()
+            self.rare.refuse_unusable()  # returns if the stream is only shared, and not captured
 
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
-        """Return what the next user of memory that is freed now has to wait for, if no event need be recorded for it.
+        """Return (stream, operation): another stream that uses memory freed now has to wait for the operation.
 
-        (stream, operation): the last operation of the stream; its event comes after all work of the stream.
-        (stream, None): the stream is idle.
-        None: an event has to be recorded, because other libraries may enqueue on the stream; or the operation has a
-        result, which would live as long as the freed memory; or it has no event.
+        It is the last operation; None if there is none. A device-side wait may be newer: the caller does not use the
+        pair if another stream uses the memory. Return None for it if a new event is needed: other libraries may have
+        enqueued, or the operation has no event, or a result, which would live as long as the freed memory.
         """
         pending = self.pending
         if self.obstacles & SHARED:
@@ -244,31 +252,31 @@ class Ring:
         return None if last.value is not None or last.lease is None else (self.handle, last)
 
     def attend(self, operation: StreamOperation[Any] | None = None) -> None:
-        """Have the reactor watch the queue: an operation of it has a waiter, ``operation`` if the caller knows it."""
-        if self.watch.polling:
+        """Have the reactor wait for an operation with a new waiter: ``operation``, if the caller names it."""
+        if self.watch.polling:  # the reactor queries in each turn of the loop: it only has to know for which operation
             self.outlook.note_waiter(operation)
         elif self.pending or self.watch.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)
 
     def follow(self, operation: StreamOperation[Any]) -> None:
-        """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
+        """Make later work wait, on the device, for another stream's operation; usually without a "wait" operation."""
         lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
         if (
             lease is None
             or self.obstacles & COMPLICATED
             or self.on_host
             or operation.queue is self
-            or self.device_hot.listeners is not None
+            or self.device_hot.listeners is not None  # they are notified of the wait
         ):
             self.rare.follow_unusual(operation)
             return
-        self.after_wait = True  # the same as `note_wait`, without its call
+        self.after_wait = True  # as `note_wait`, without its call
         self.unmarked_wait_at = self.enqueued
         if self._native is None or not self._native.wait(lease):
             self.driver.stream_wait(self.handle, lease.handle)
 
     def note_wait(self) -> None:
-        """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
+        """Note a device-side wait without an operation. Call it before the driver call: so Ctrl-C loses no wait."""
         self.after_wait = True
         self.unmarked_wait_at = self.enqueued
 
@@ -299,13 +307,14 @@ class Ring:
     ) -> None:
         """Make the driver call of an operation, and record an event after it (0.24 µs, free on the GPU).
 
-        A new operation goes to the host queue if earlier operations are there, or if the stream is full. ``ahead`` is
-        for operations that go directly to the stream: the head of the host queue, its chunks, and markers.
+        A new operation goes to the host queue if earlier operations are there, if the stream is full, or, to be
+        skipped, if the stream is poisoned. ``ahead`` is for those that go directly to the stream: the head of the host
+        queue, its chunks, and markers.
         """
         if not ahead:
             if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor_hot.faulted:
-                self.rare.refuse_unusable(operation.kind)
-            if self.after_wait and operation.estimate is not INSTANT:
+                self.rare.refuse_unusable(operation.kind)  # returns if the stream is only shared, and not captured
+            if self.after_wait and operation.estimate is not INSTANT:  # the first timed one: its duration has the wait
                 self.after_wait = False
                 operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
             if self.on_host or self._poison is not None or len(self.pending) >= self.device_hot.limit:
@@ -313,12 +322,12 @@ class Ring:
                 self.rare.put(operation, call, arguments)
                 return
         elif self.obstacles & SHARED and self.rare.skips_captured(operation, call):
-            return
+            return  # a marker, which is now in `pending` without an event
         if self.obstacles & INACTIVE:
             self.reactor.activate(self)
         try:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
-            self.enqueued += not ahead
+            self.enqueued += not ahead  # the head of the host queue is counted already, chunks and markers never
             operation.submitted_at = IN_CALL
             self.newest_id = operation.id  # first: a signal handler may enqueue between the two lines
             self.pending.append(operation)
@@ -328,8 +337,8 @@ class Ring:
                 return
             now = self.now()
             if call is not None:
-                call(*arguments)
-            operation.submitted_at = now  # not earlier: see `StreamQueue.record_late`
+                call(*arguments)  # if this is a "record", it sets the lease to that of the user's `Event`
+            operation.submitted_at = now  # not earlier: it says that the stream has accepted the operation
             idle = self.device_hot.idle_leases
             lease = operation.lease or (idle.pop() if idle else self.device_state.leases.take())
             try:
@@ -343,13 +352,13 @@ class Ring:
                 self.rare.move_to_end(operation)
         except BaseException as error:
             if not self.rare.end_call(operation, error, None):
-                raise
+                raise  # Ctrl-C; other errors are now the operation's
 
     def enqueue_unusual(
         self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any],
         label: str | None,
     ) -> StreamOperation[Any]:  # fmt: skip
-        """Enqueue an operation of a `BoundCall` by `submit`, because the stream has an obstacle or is full.
+        """Enqueue an operation of a `BoundCall` by `submit`: there is an obstacle or no room, or timing is wanted.
 
         ``call(values)`` is the driver call without the record of the event: `submit` records it.
         """
@@ -362,9 +371,9 @@ class Ring:
     # -- markers -------------------------------------------------------------------------------------------------------
 
     def marker(self) -> StreamOperation[Any]:
-        """Return a new marker: an operation without a driver call, which is not counted."""
+        """Return a new marker, which is not submitted yet. It never counts as an operation of the program."""
         operation: StreamOperation[Any] = new_operation(self, INTERNAL, INSTANT, None)
-        operation.on_settled = nothing  # so that it is not counted
+        operation.on_settled = nothing  # gives it an `Extra`: so `resolve_to`, which would count it, leaves it alone
         return operation
 
     def submit_marker(self) -> StreamOperation[Any]:
@@ -374,7 +383,7 @@ class Ring:
         return marker
 
     def mark(self, *, after_end: bool = False) -> StreamOperation[Any] | None:
-        """Submit a marker; return None if the queue has ended. With ``after_end``, only if it has no work left."""
+        """Return a marker, submitted; None if the queue has ended. With ``after_end``, only if it is empty, too."""
         return None if self.obstacles & ENDED and not (after_end and self.pending) else self.submit_marker()
 
     def end(self) -> StreamOperation[Any] | None:
@@ -383,12 +392,12 @@ class Ring:
         If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
         the stream's end is skipped, too.
         """
-        # Work that no operation represents.
+        # True if the newest work may have no operation. While operations are on the host, one of them is the newest.
         unmarked = self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
         poison = self._poison
         if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.on_host):
             if poison is not None and not poison.delivered:
-                return self.enqueue("wait", INSTANT, nothing, ())  # its tail may be a marker without a failure
+                return self.enqueue("wait", INSTANT, nothing, ())  # is skipped; the tail may be a marker, which is not
             if unmarked:
                 mark = self.submit_marker()
                 self.unmarked_wait_at = -1  # after the mark: Ctrl-C between the two loses no wait
@@ -409,15 +418,16 @@ class Ring:
         try:
             if not self.device_hot.guarded or self.reactor.query_guard.open:
                 return self._poll(budget, awaited, newest_only)
-            with self.reactor.query_guard as query_guard:
+            with self.reactor.query_guard as query_guard:  # a query could break the capture of another library
                 if query_guard.open or self.driver.fault is not None:
                     return self._poll(budget, awaited, newest_only)
-                return 0
+                return 0  # the driver has refused to open the guard
         except AiocudaError as error:
             self.reactor.report_refusal(error)  # a refused query proves nothing: the reactor queries again
             return 0
 
     def _poll(self, budget: int, awaited: bool, newest_only: bool) -> int:
+        """Do what `poll` does, inside of the guard."""
         pending, query = self.pending, self.driver.event_query
         self.reactor_hot.polls += 1
         operation = newest = pending[-1]
@@ -436,32 +446,32 @@ class Ring:
             if proven is not newest and pending:
                 # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
                 operation = newest if newest.lease is not None else self._newest_recorded()
-                lease = operation.lease
+                lease = operation.lease  # None: no operation has an event, so the device has none of them
                 if lease is None or (self._is_done(lease) if COMPILED else query(lease.handle)):
                     proven = newest
                 elif newest_only or not pending or operation is pending[0]:
                     self.last_busy = self.now()
-                    return 0
+                    return 0  # there is no older operation, or it is not to be queried
         except DeviceFault as fault:
             resolved: int = self.rare.report_fault(operation, fault)
             return resolved
         # Counted last: a query may run code of the program, which enqueues, or asks and so resolves.
         known = 0 if proven is None else self._count_to(proven)
         resolved = self._resolve(known, budget) if pending else 0
-        if not resolved and proven is None:
+        if not resolved and proven is None:  # `_resolve` has found the oldest operation unfinished
             self.last_busy = self.now()
         return resolved
 
     def look_ahead(self, operation: StreamOperation[Any]) -> None:
-        """Resolve all operations of the stream by one query, if the newest one is done. Called before `linger`.
+        """Resolve the operations of the stream by one query, if the newest one is done. Called before `linger`.
 
-        Other awaits of this turn have found their operations done, so the next awaits probably will, too:
-        `asyncio.gather` awaits each operation by a task of its own, and all of them begin in one turn.
+        The caller has seen `Turn.immediate`: other awaits of this turn have found their operations done. So the next
+        ones probably will, too: the tasks of `asyncio.gather` begin in one turn, one for each operation.
         """
         pending = self.pending
         turn = self.reactor_hot.turn
         if len(pending) < 2 or pending[-1] is operation or turn.inlined >= MOST_PER_TURN:
-            return
+            return  # `linger` makes this query
         if self.now() - self.last_busy < GLANCE_SECONDS:
             return  # a query has found the stream unfinished just now
         resolved = self.poll(MOST_PER_TURN - turn.inlined, newest_only=True)
@@ -469,21 +479,22 @@ class Ring:
             turn.has_inlined(resolved)
 
     def glance(self) -> None:
-        """Query the driver for a program that asks without an await, and resolve what is done.
+        """Query the driver for a program that calls `done` instead of awaiting, and resolve what is done.
 
-        It does nothing on another thread or loop, and while the stream is captured, closed or faulted.
+        After a query that has found nothing done, there is none for GLANCE_SECONDS. It does nothing on another thread
+        or loop, and while the stream is recorded, closed or faulted.
         """
         if self.pending and not self.obstacles & UNASKED and _get_running_loop() is self.loop:
-            # A clock that stands since then is virtual: only a query lets its time pass. Not `last_busy`: while the
-            # reactor polls for a later operation, that is always new.
+            # `0.0 <`: a clock that has not moved since the last query is simulated, and only a query moves it.
+            # The time is kept apart from `last_busy`, which the polls of the reactor keep renewing.
             if not 0.0 < self.now() - self._asked_at < GLANCE_SECONDS and not self.poll():
                 self._asked_at = self.now()
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: it is known to be done.
 
-        If it is the oldest of the stream, the caller limits the number of operations in a turn of the loop. `_resolve`
-        does the same for all operations, but if this one needs no special handling, its waiter resumes 0.3 µs sooner.
+        The usual operation is the oldest, and needs no special handling: it is resolved here, 0.3 µs faster than by
+        `_resolve`. `Turn.inlined` does not count it: `Turn.is_over` limits the awaits that resolve one operation each.
         """
         hot = self.device_hot
         now = self.now()  # first: it may run code of the program, such as a signal handler
@@ -514,7 +525,7 @@ class Ring:
         except BaseException as error:
             if not self.rare.end_resolve(operation, error):
                 raise
-            return
+            return  # a fault, which has failed all operations
         estimate = operation.estimate
         if estimate is INSTANT:
             self._after_resolving(None, operation, operation, 0, now)
@@ -522,12 +533,12 @@ class Ring:
             self._after_resolving(estimate, operation, operation, 1, now)
 
     def _resolve_up_to(self, operation: StreamOperation[Any]) -> None:
-        """Resolve an operation and all before it, which may need special handling."""
+        """Do what `resolve_to` does for any operations, as many as may still be resolved in this turn of the loop."""
         turn = self.reactor_hot.turn
         known = self._count_to(operation)
         most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)
         if most <= 0 or self._resolving:
-            return
+            return  # the reactor resolves them later
         self.awaiting = operation
         try:
             resolved = self._resolve(known, most)
@@ -537,7 +548,7 @@ class Ring:
             turn.has_inlined(resolved)
 
     def _count_to(self, operation: StreamOperation[Any]) -> int:
-        """Return the number of unfinished operations up to this one; 0 if the stream has not accepted it."""
+        """Return the number of operations in `pending` up to this one, with it; 0 if it is not there."""
         pending = self.pending
         if pending and pending[-1] is operation:
             return len(pending)
@@ -547,16 +558,16 @@ class Ring:
         return 0
 
     def linger(self, operation: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]] = ()) -> None:
-        """Query the event of an operation; if its end is predicted within microseconds, repeat the query until then.
+        """Query an operation whose await begins, repeatedly if its end is near; if it is done, resolve it.
 
-        The other operations need no query: those before it are done when it is, and later ones are not awaited here.
+        So the await need not suspend. The operations before it need no query: they are done when it is.
         ``gathered``: all operations that `gather` awaits; the last one of this stream is ``operation``.
         """
         if gathered and self.device_hot.listeners is not None:
-            self.rare.linger(operation, gathered)
+            self.rare.linger(operation, gathered)  # calls this method without ``gathered``
             return
         lease = operation.lease
-        if lease is None or self._resolving:
+        if lease is None or self._resolving:  # no event to query: make a usual pass (within a pass, it does nothing)
             self.awaiting = operation
             try:
                 self.reactor.inline(self)
@@ -568,7 +579,7 @@ class Ring:
         query = driver.event_query
         handle = lease.handle
         self.reactor_hot.polls += 1
-        guarded = hot.guarded and not self.reactor.query_guard.open
+        guarded = hot.guarded and not self.reactor.query_guard.open  # a query could break another library's capture
         try:
             if guarded:
                 guarded = False
@@ -579,7 +590,8 @@ class Ring:
                 until = self.outlook.patience(self, operation, now)
                 if not until:
                     return
-                # Calls in C let no signal and no other thread in. No conditional jump leads back: see `_resolve`.
+                # Calls in C let in no signal and no other thread: they are repeated only for less than LONG.
+                # No conditional jump leads back: in Python 3.13 and 3.14, an interrupt there skips the `finally`.
                 while True:
                     if self._is_done(lease) if COMPILED and hot.linger < LONG else query(handle):
                         break
@@ -600,16 +612,16 @@ class Ring:
     # -- resolve -------------------------------------------------------------------------------------------------------
 
     def _resolve(self, known: int, most: int) -> int:  # noqa: C901 - each part that moved would cost a call
-        """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
+        """Resolve at most ``most`` operations, the oldest first; return their number. The first ``known`` are done."""
         pending = self.pending
-        listened = self.device_hot.listeners is not None or bool(self.device_hot.starts)
+        listened = self.device_hot.listeners is not None or bool(self.device_hot.starts)  # events of a removed one
         keep_latency = self.latencies.append
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
         resolved = done = timed = 0
         now = 0.0
-        # `on_settled` of a chunk refills the stream, which asks for room. A pass inside this one would resolve
-        # operations that this one has counted, and this one would resolve operations that it has not queried.
+        # Code that this pass calls may poll: `on_settled` of a chunk looks for room in the stream. A pass inside this
+        # one would take operations that are in `known`, and this one would then resolve others without a query.
         self._resolving = True
         try:
             for _ in range(min(most, len(pending))):  # not the operations that `on_settled` enqueues, such as chunks
@@ -618,12 +630,12 @@ class Ring:
                 head = pending[0]
                 extra, estimate = head.extra, head.estimate
                 if (
-                    (head.lease is None and head.submitted_at == IN_CALL)
+                    (head.lease is None and head.submitted_at == IN_CALL)  # this runs within its driver call
                     or (resolved >= known and not self._has_passed(head))
                     or (extra is not None and extra.copy_out is not None and not self.rare.copy_out(head))
                 ):
                     break
-                now = now or self.now()
+                now = now or self.now()  # once
                 # The head's turn: return its event, release its memory, wake its waiters.
                 pending.popleft()
                 resolved += 1
@@ -637,18 +649,18 @@ class Ring:
                     lease.home.append(lease)
                 head.keep = None  # after the event: the finaliser of a user's `Event` may return it
                 if is_special and not self.rare.finish_special(head):
-                    continue
+                    continue  # it has failed, or was abandoned
                 head.status = DONE
                 if head.kind is not INTERNAL:
                     done += 1
                     keep_latency(now - head.submitted_at)
                 waiter = head.waiters
-                if type(waiter) is Countdown and waiter.left > 1:
+                if type(waiter) is Countdown and waiter.left > 1:  # as `wake_waiters`, without its call
                     waiter.left -= 1
                     head.waiters = None
                 elif waiter is not None:
                     head.wake_waiters()
-                waiter = None  # always: in 3.13 and 3.14, an interrupt at a conditional jump back skips the handlers
+                waiter = None  # no conditional jump leads back: in 3.13 and 3.14, an interrupt there skips the handlers
         except BaseException as error:
             if not self.rare.end_resolve(head, error):
                 raise
@@ -661,7 +673,7 @@ class Ring:
         return resolved
 
     def _has_passed(self, operation: StreamOperation[Any]) -> bool:
-        """Query the driver for one operation. True also if the stream has not accepted it."""
+        """Query the driver for one operation. True without a query if it has no event: the stream never accepted it."""
         lease = operation.lease or self.rare.record_late(operation)
         return lease is None or self._is_done(lease)
 
@@ -675,9 +687,9 @@ class Ring:
         return operation
 
     def _is_done(self, lease: Lease) -> bool:
-        """Query the driver for an event. The Python form saves this call where it queries most."""
+        """Return whether an event is done, by a query in C if possible. Hot loops of the Python form do not call it."""
         if self._native is not None:
-            answer = self._native.query(lease)
+            answer = self._native.query(lease)  # -1 if the driver has to find out
             if answer >= 0:
                 return answer == 1
         return self.driver.event_query(lease.handle)
@@ -685,27 +697,23 @@ class Ring:
     def _after_resolving(
         self, sampled: Estimate | None, first: StreamOperation[Any], last: StreamOperation[Any], timed: int, now: float
     ) -> None:
-        """Learn from the resolved operations, and fill the room that they have left.
+        """Learn durations from operations that were just resolved, and submit others in their place.
 
-        Parameters
-        ----------
-        sampled
-            The estimate of the operations that take time; None if they have different ones.
-        first, last
-            The oldest and the newest of the operations.
-        timed
-            The number of operations that take time.
+        ``first`` and ``last`` are the oldest and the newest of them. ``timed`` of them take time: all except INSTANT
+        ones. ``sampled`` is the estimate of these, or None if they have different ones.
         """
         if sampled is not None:
             start = first.submitted_at
             if self.last_resolved > start:  # `max` takes 60 ns
                 start = self.last_resolved
             busy, watch = self.last_busy, self.watch
-            if watch.attended and busy < now - CALLBACK_SECONDS:
+            if watch.attended and busy < now - CALLBACK_SECONDS:  # a callback is at most so late: they ended after that
                 busy = now - CALLBACK_SECONDS
+            # The prediction of the reactor, if it has waited for the last of these operations.
             foreseen = watch.predicted - start if watch.target == last.id and watch.predicted > start else 0.0
             sampled.add(busy - start if busy > start else 0.0, now - start, timed, foreseen)
         elif timed > 1 and self.watch.attended and now < self.watch.predicted and not self.pending:
+            # Operations of several kinds, and the last one has ended before its predicted end.
             self.outlook.shorten(self, first, last, now)
         if timed:  # zero-duration operations carry no timing information
             self.last_resolved = now
@@ -715,7 +723,7 @@ class Ring:
         if self.watch.attended and not self.pending and not self.on_host:
             self.reactor.stop_attending(self)
         if self.reactor_hot.on_progress is not None:
-            self.reactor_hot.on_progress()
+            self.reactor_hot.on_progress()  # tasks may wait for staging buffers
 
 
 def new_operation(
@@ -723,21 +731,22 @@ def new_operation(
     kind: str,
     estimate: Estimate | None,
     keep: object,
-    made: type[StreamOperation[Any]] | None = None,
+    cls: type[StreamOperation[Any]] | None = None,
 ) -> Any:
-    """Return a new operation that is about to be submitted.
+    """Return a new operation for a queue. It is not submitted yet. Its context is a copy of the caller's.
 
-    An ``__init__`` would take 60 ns longer; a launch takes 1.3 µs beside the driver call.
+    ``keep`` is held until the device has finished with the operation. ``cls`` is a subclass without ``__init__``, for a
+    captured operation. An ``__init__`` would take 60 ns longer; a launch takes 1.3 µs beside the driver call.
     """
-    operation = (new_object(StreamOperation) if COMPILED else StreamOperation()) if made is None else made()
+    operation = (new_object(StreamOperation) if COMPILED else StreamOperation()) if cls is None else cls()
     operation.id = next_id()
     operation.kind = kind
     operation.queue = queue
     operation.estimate = estimate
     operation.keep = keep
-    operation.status = SUBMITTED
+    operation.status = SUBMITTED  # in advance: `Ring.submit` does not write it, the host queue changes it
     operation.lease = operation.waiters = operation.value = operation.extra = None
-    operation.submitted_at = 0.0
+    operation.submitted_at = 0.0  # the stream has not accepted it
     operation.context = copy_context()
     return operation
 
@@ -747,5 +756,5 @@ def nothing() -> None:
 
 
 def new_id() -> int:
-    """Return the id of a new operation that no stream has."""
+    """Return the next id of operations: for one that is in no queue, such as a `Wait`."""
     return next_id()

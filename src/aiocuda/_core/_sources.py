@@ -15,12 +15,12 @@ MODULES = (
     "_enqueuing_stream", "_gather",
 )  # fmt: skip
 
-#: What else decides about the extension.
+#: The other files from which the extension is built.
 _OTHERS = ("_state.py", "_compiled.pxd", "_calls.h", "build.py")
 
 
 def hash_of_sources(folder: Path = FOLDER) -> str | None:
-    """Return a hash of the files from which the extension is built; None if one is not there."""
+    """Return a hash of the files from which the extension is built; None if one of them is missing."""
     try:
         files = [(folder / name).read_bytes() for name in (*(f"{module}.py" for module in MODULES), *_OTHERS)]
     except OSError:

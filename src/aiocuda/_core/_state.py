@@ -40,10 +40,12 @@ QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)
 #: finaliser, may poll the stream: the operation is not done then, although it has no event.
 IN_CALL = -1.0
 
-#: The queue is closed, shared, recorded, poisoned or not active, the device has faulted, or the queue has ended.
+#: The bits of `Ring.obstacles`. CLOSED, SHARED, RECORDED and ENDED: see these attributes of `Ring`. POISONED: new
+#: operations are skipped, because of a failure that no caller has received. INACTIVE: the queue was idle, so the
+#: reactor does not watch it: the next operation activates it. FAULTED: the device has faulted.
 CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED, ENDED = (1 << number for number in range(7))
 
-#: The bits with which a queue may refuse a new operation.
+#: The bits with which a queue may refuse a new operation; SHARED only while another library captures the stream.
 REFUSING = CLOSED | SHARED | RECORDED
 
 #: The bits with which a queue takes no part in a `BoundJoin`.
@@ -52,11 +54,11 @@ BARRED = CLOSED | SHARED | RECORDED | POISONED | FAULTED
 #: The bits with which a device-side wait of the queue, or for it, is more than a wait for one event.
 COMPLICATED = SHARED | RECORDED | POISONED
 
-#: The bits with which the driver is not queried for a program that asks without an await: see `Ring.glance`.
+#: The bits with which the driver is not queried for a program that calls `Operation.done`: see `Ring.glance`.
 UNASKED = CLOSED | RECORDED | FAULTED
 
-#: The host's work after the device has finished. It returns False if it continues and will call
-#: `StreamQueue.copied_out`.
+#: Begins the host's work after the device has finished with an operation, such as the copy into the caller's array.
+#: It returns True if that is done, False if it continues on a thread and will call `StreamQueue.copied_out`.
 CopyOut: TypeAlias = "Callable[[StreamOperation[Any]], bool]"
 
 

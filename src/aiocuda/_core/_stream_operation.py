@@ -37,7 +37,11 @@ _STATES = {state: state.name.lower() for state in State}
 class StreamOperation(Operation[T_co]):
     """An operation in the queue of a stream: its state, its event, its await and its waiters.
 
-    The hot functions of `Ring` write the attributes directly.
+    The hot functions of `Ring` write the attributes directly. The *turn* of an operation comes when the device has
+    finished with it and with all earlier ones of the queue; one that has failed or was abandoned stays in the queue
+    until then. The library has operations of its own, of kind ``INTERNAL``: a *chunk* of a copy, and a *marker*, which
+    is only an event after earlier work. A `Poison` has an error and whether code of the program has seen it; all
+    operations that fail because of that error share its `Failure`.
     """
 
     __slots__ = ("__weakref__", "arguments", "call", "context", "estimate", "extra", "gate", "keep",
@@ -64,7 +68,7 @@ class StreamOperation(Operation[T_co]):
 
     def done(self) -> bool:
         if self.status < DONE:
-            self.queue.glance()
+            self.queue.glance()  # queries the driver, unless a glance has found nothing done just before
         return self.status >= DONE
 
     def result(self) -> T_co:
@@ -78,30 +82,34 @@ class StreamOperation(Operation[T_co]):
             del error  # otherwise the error would hold itself, and the frames of its callers, by this frame
 
     def __await__(self) -> Generator[Any, None, T_co]:
+        """Query whether the operation is done; if not, suspend until it wakes its waiters. Return its result.
+
+        An await that need not suspend also yields to the loop, if too many before it have not: see `Turn`.
+        """
         if self.status < DONE:
             queue = self.queue
             if _get_running_loop() is not queue.loop:
-                queue.check_loop()
+                queue.check_loop()  # raises
             turn = queue.reactor_hot.turn
             if not queue.watch.polling:  # otherwise the reactor queries in this turn
-                if turn.immediate:
+                if turn.immediate:  # other awaits of this turn have found their operations done
                     queue.look_ahead(self)
                 if self.status < DONE:
-                    queue.linger(self)
+                    queue.linger(self)  # one query, or several within microseconds
             if self.status < DONE:
                 waiter: asyncio.Future[None] = queue.loop.create_future()
                 self.add_waiter(waiter)
-                queue.attend(self)
+                queue.attend(self)  # have the reactor find out when it ends
                 try:
                     yield from waiter
                 finally:
-                    if self.status < DONE:
+                    if self.status < DONE:  # the await was cancelled
                         self.remove_waiter(waiter)
             elif turn.is_over():
                 yield
         else:
             if self.extra is not None:
-                self.report_await()
+                self.report_await()  # to listeners
             if self.queue.reactor_hot.turn.is_over_for_task():
                 yield
         if self.status == DONE:
@@ -119,15 +127,15 @@ class StreamOperation(Operation[T_co]):
         self.arguments = ()
 
     def return_lease(self, lease: Lease) -> None:
-        """Give back the event. An event that could not be recorded, too: `record_late` uses another."""
+        """Give back the event, also one that could not be recorded: `StreamQueue.record_late` takes another."""
         self.lease = None
-        if not lease.lent:
+        if not lease.lent:  # else a user's `Event` gives it back
             self.queue.device_state.leases.give(lease)
 
     # -- waiters --------------------------------------------------------------------------------------------------
 
     def add_waiter(self, waiter: Waiter) -> bool:
-        """Wake the waiter when the operation finishes. Return False if it is already registered: it is woken once."""
+        """Add a waiter, to wake when the operation finishes. Return False if it is there already: it is woken once."""
         waiters = self.waiters
         if waiters is None:
             self.waiters = waiter
@@ -182,13 +190,14 @@ class StreamOperation(Operation[T_co]):
         return False
 
     def _wake(self, waiter: Waiter) -> None:
+        """Schedule a callback, end a future, or lower a countdown, whose future ends at 0 or at a first failure."""
         if type(waiter) is Callback:
             self.queue.loop.call_soon(waiter.function, self, context=waiter.context)
             return
         if type(waiter) is Countdown:
             waiter.left -= 1
             if waiter.left and (self.status == DONE or not waiter.fail_fast):
-                return
+                return  # it waits for others
             waiter = waiter.future
         if not waiter.done():  # type: ignore[union-attr]  # mypy does not narrow by type()
             waiter.set_result(None)  # type: ignore[union-attr]
@@ -230,25 +239,25 @@ class StreamOperation(Operation[T_co]):
 
     @property
     def waits_for(self) -> StreamOperation[Any] | None:
-        keep: Any = self.keep if self.kind == "wait" else None
+        keep: Any = self.keep if self.kind == "wait" else None  # a wait holds what it waits for
         return keep if isinstance(keep, StreamOperation) else None
 
     @property
     def part_of(self) -> StreamOperation[Any] | None:
-        entries = self.queue.on_host
+        entries = self.queue.on_host  # a copy is the oldest entry while its chunks are submitted
         return entries[0] if self.kind is INTERNAL and self.copy_out is not None and entries else None
 
     @property
     def shown_name(self) -> str:
-        """The name for errors: of its copy for a chunk, of an earlier operation for a marker."""
+        """The name for errors: for a chunk that of its copy, for a marker that of the last operation before it."""
         if self.kind is not INTERNAL:
             return str(self)
         queue = self.queue
         pending = list(queue.pending)
         at = pending.index(self) if self in pending else len(pending)
-        if self.copy_out is None:
+        if self.copy_out is None:  # a marker
             others = reversed(pending[:at])
-        else:
+        else:  # a chunk: its copy comes after it, or waits on the host
             others = iter([*pending[at:], *queue.on_host])
         found = next((other for other in others if other.kind is not INTERNAL), None)
         return f"the work of {queue.name}" if found is None else str(found)
@@ -259,7 +268,7 @@ class StreamOperation(Operation[T_co]):
             return None
         if state == FAILED:
             assert self.failure is not None
-            self.failure.poison.delivered = True
+            self.failure.poison.delivered = True  # the caller sees it: nothing else need raise or report it
             self.queue.rare.unseen.forget_seen()
             return raisable(self.value)
         if state == ABANDONED:
@@ -277,23 +286,26 @@ class StreamOperation(Operation[T_co]):
         if self.status >= DONE:
             self.report_await()
             if self.status == FAILED and self.failure is not None:
-                self.failure.poison.had_waiter = True
+                self.failure.poison.had_waiter = True  # code of the program gets it: as `note_waiters`
             if type(self.waiters) is Waiters:
                 self.waiters.add(Callback(fn, context))  # the earlier waiters are being woken
             else:
                 queue.loop.call_soon(fn, self, context=context)
             return
         self.add_waiter(Callback(fn, context))
-        queue.attend()
+        queue.attend()  # have the reactor find out when it ends
 
     def follow(self, fn: Callable[[StreamOperation[Any]], object], context: contextvars.Context) -> None:
-        """Add a callback of the library. The program has not seen a failure that such a callback gets."""
+        """Do what `add_done_callback` does, for a callback of the library. A failure that it gets stays unseen.
+
+        If the program never sees the failure, it is still raised at the end of a block, or reported.
+        """
         queue = self.queue
         queue.check_loop()
         if self.status >= DONE:
             self.report_await()
             if type(self.waiters) is Waiters:
-                self.waiters.add(Callback(fn, context, sees=False))
+                self.waiters.add(Callback(fn, context, sees=False))  # the earlier waiters are being woken
             else:
                 queue.loop.call_soon(fn, self, context=context)
             return
@@ -301,14 +313,15 @@ class StreamOperation(Operation[T_co]):
         queue.attend()
 
     def note_waiters(self, poison: Poison) -> None:
-        """Note that code of the program gets the failure, if it has a waiter or a callback."""
+        """Note, before the waiters are woken, whether code of the program gets the failure: a task or a callback."""
         waiters = self.waiters
         if waiters is not None and self.kind is not INTERNAL and not poison.had_waiter:
             for waiter in tuple(waiters) if type(waiters) is Waiters else (waiters,):
-                if type(waiter) is not Callback or waiter.sees:
+                if type(waiter) is not Callback or waiter.sees:  # not a callback of the library: see `follow`
                     poison.had_waiter = True
 
     def remove_done_callback(self, fn: Callable[[StreamOperation[Any]], object]) -> int:
+        """Remove a callback. Return how many times it was registered."""
         check_callback(fn)
         waiters = self.waiters
         if type(waiters) is Waiters:
@@ -384,7 +397,7 @@ class StreamOperation(Operation[T_co]):
         extra.on_await = (*extra.on_await, report)
 
     def report_await(self) -> None:
-        """Call `Extra.on_await`: the operation has finished, and a task awaits it now."""
+        """Call the functions of `report_when_awaited`, once: the operation has finished, and a task awaits it now."""
         extra = self.extra
         if extra is not None and extra.on_await:
             reports, extra.on_await = extra.on_await, ()
@@ -392,6 +405,7 @@ class StreamOperation(Operation[T_co]):
                 self.queue.reactor.guard(self.context.copy().run, report, self)
 
     def _extras(self) -> Extra:
+        """Return the `Extra`, which is made when it is needed first."""
         extra = self.extra
         if extra is None:
             extra = self.extra = Extra()
@@ -410,26 +424,29 @@ class StreamOperation(Operation[T_co]):
         self.value = error
 
     def fail_copy_out(self, error: BaseException) -> None:
-        """Fail after all earlier operations: `copy_out`, the host's part after that of the device, has raised an error.
+        """Fail in turn: `copy_out`, the host's part of a copy after that of the device, has raised an error.
 
-        Later operations run: the stream is not poisoned. The poison reports the failure if the program never sees it.
+        Later operations run: this poison is not that of the queue. It reports the failure if the program never sees it.
         """
         poison = Poison(error, self.queue.loop, str(self))
         self.fail_in_turn(poison.failure(), error)
         self.note_unseen(poison)
 
     def note_unseen(self, poison: Poison) -> None:
-        """Keep the failure for the end of a block, if the program knows the operation."""
+        """Keep the failure, for the end of a block to raise if the program has not seen it before.
+
+        The program cannot see that of an internal or an abandoned operation, so such a failure is not kept.
+        """
         if self.kind is not INTERNAL and self.status != ABANDONED:
             self.queue.rare.unseen.note(poison)
 
     def fail(self, failure: Failure, error: BaseException) -> None:
-        """Fail now, if unfinished, and wake the waiters. The device has faulted.
+        """Fail now, not in turn, and wake the waiters: the device has faulted. Does nothing more if it has finished.
 
         A second call continues a call that Ctrl-C has interrupted.
         """
         if self.status == ABANDONED:
-            self.detached = False
+            self.detached = False  # the device reports no end any more: count it as settled
         elif self.status < DONE:
             self.fail_in_turn(failure, error)
             self.note_waiters(failure.poison)
@@ -438,13 +455,13 @@ class StreamOperation(Operation[T_co]):
         self.wake_waiters_paced()
 
     def drop_result(self) -> None:
-        """Finish as abandoned and wake the waiters.
+        """Finish as abandoned and wake the waiters, whose awaits raise a `ClosedError`.
 
         The operation keeps its place in the queue, its event and its memory until its turn comes.
         """
         extra = self._extras()
-        # These lines make no call: Ctrl-C leaves the operation abandoned or unchanged. If Ctrl-C prevents the wake-up,
-        # the waiters are woken in the operation's turn.
+        # The next lines make no call, so Ctrl-C leaves the operation abandoned or unchanged. If Ctrl-C prevents the
+        # wake-up, the waiters are woken in the operation's turn.
         extra.detached = True
         self.status = ABANDONED
         self.value = None
@@ -455,6 +472,6 @@ class StreamOperation(Operation[T_co]):
 
 
 def stream_operation(operation: Operation[T_co]) -> StreamOperation[T_co]:
-    """Return an operation as the library sees it. Every operation is a `StreamOperation`."""
+    """Return an operation of a stream, typed as the library uses it. (A `Wait` of `aiocuda.wait` is none.)"""
     assert isinstance(operation, StreamOperation)
     return operation

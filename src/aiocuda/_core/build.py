@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "CYTHON", "BuildError", "UnavailableError", "build", "can_compile", "extension_name", "generate",
-    "has_generated_c", "joined", "main",
+    "CYTHON", "BuildError", "UnavailableError", "build", "extension_name", "generate", "has_generated_c", "joined",
+    "main", "why_not_compiled",
 ]  # fmt: skip
 
 #: What the build requires where no generated C is there. Before 3.3.1, the C for ``self.keep = None`` released the old
@@ -52,7 +52,7 @@ class UnavailableError(BuildError):
 
 
 def _sources() -> Any:
-    """Return `_sources`, which lies beside this file."""
+    """Return the module `_sources`, loaded from beside this file: aiocuda may not be installed, and is not imported."""
     spec = importlib.util.spec_from_file_location("_aiocuda_core_sources", _HERE / "_sources.py")
     assert spec is not None
     assert spec.loader is not None
@@ -77,7 +77,10 @@ def _marker() -> bytes:
 
 
 def _bindings(statements: Sequence[ast.stmt], name: str, siblings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what a module binds where it is executed: each name, and what it is bound to.
+    """Yield each name that statements of a module bind at run time, and a text of what it is bound to.
+
+    Two modules may bind a name to the same thing: then their texts are equal, too. ``name`` is that of the module, for
+    errors. Imports from ``siblings``, the other modules of the core, are left out, since `joined` drops them.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def _bindings(statements: Sequence[ast.stmt], name: str, siblings: Sequence[str]
     """
     for statement in statements:
         otherwise = getattr(statement, "orelse", [])
-        # The base class `Generic` goes, and the parameters of base classes with it.
+        # The one allowed `else` has the class `Generic` of `_operation`: `joined` also drops `Generic[…]` as a base.
         if [getattr(each, "name", None) for each in otherwise] not in ([], ["Generic"]):
             raise BuildError(f"{name}.py has a module-level else in line {otherwise[0].lineno}, and joined() drops it")
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
@@ -101,14 +104,14 @@ def _bindings(statements: Sequence[ast.stmt], name: str, siblings: Sequence[str]
             for target in ast.walk(statement):
                 if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
                     yield target.id, ast.dump(statement)
-        else:
+        else:  # the parts of `if`, `try`, `with` and loops
             for field in ("body", "handlers", "finalbody"):
                 yield from _bindings(getattr(statement, field, []), name, siblings)
 
 
 def _check_names(texts: dict[str, str]) -> None:
     """Raise `BuildError` if two modules bind one name to different things: joined, the second would hide the first."""
-    known: dict[str, tuple[str, str]] = {}
+    known: dict[str, tuple[str, str]] = {}  # by name: the first module that binds it, and to what
     for module, text in texts.items():
         for name, value in _bindings(ast.parse(text).body, module, (*texts, "_calls")):
             first, earlier = known.setdefault(name, (module, value))
@@ -120,12 +123,12 @@ def _check_names(texts: dict[str, str]) -> None:
 
 
 def joined() -> str:
-    """Return the modules of the core as one module.
+    """Return the source of one module that has all modules of the core. The docstring of this file says what it lacks.
 
     Raises
     ------
     BuildError
-        Joined they would do something else than one by one.
+        The joined module would do something else than the single ones.
     """
     sources = _sources()
     _check_names({name: (_HERE / f"{name}.py").read_text(encoding="utf-8") for name in sources.MODULES})
@@ -134,10 +137,12 @@ def joined() -> str:
     for name in sources.MODULES:
         text = (_HERE / f"{name}.py").read_text(encoding="utf-8")
         text = text.replace("from __future__ import annotations\n", "")
+        # Imports from siblings, `__all__`, blocks for type checkers.
         text = re.sub(rf"^from \.(?:{siblings}) import (?:\([^)]*\)|[^\n(]*)\n", "", text, flags=re.M)
         text = re.sub(r"^__all__ = \[[^\]]*\][^\n]*\n", "", text, flags=re.M)
         text = re.sub(r"^if TYPE_CHECKING:\n(?:(?:    .*)?\n)+", "", text, flags=re.M)
         text = re.sub(r"^else:\n(?:(?:    .*)?\n)+", "", text, flags=re.M)  # of such a block
+        # The same in classes; there, a line below `if not TYPE_CHECKING` stays. Base classes, overloads.
         text = re.sub(r"^    if TYPE_CHECKING:\n(?:(?:        .*)?\n)+", "", text, flags=re.M)
         text = re.sub(r"^    if not TYPE_CHECKING:\n        ", "    ", text, flags=re.M)
         text = re.sub(r"^class (\w+)\((?:Generic|Awaitable)\[\w+\]\)", r"class \1", text, flags=re.M)
@@ -148,12 +153,12 @@ def joined() -> str:
 
 
 def generate(folder: Path, *options: str) -> Path:
-    """Write the extension's source in C to a folder, and return its path. It needs Cython, which gets the options."""
+    """Write the extension's source in C to a folder, and return its path. Cython gets the ``options``."""
     if not _has_cython():
         raise UnavailableError(f"Cython is missing or too old: pip install '{CYTHON}'")
     package = folder / "aiocuda" / "_core"
     package.mkdir(parents=True)
-    for path in (package, package.parent):
+    for path in (package, package.parent):  # Cython takes the full name of the module from its packages
         (path / "__init__.py").touch()
     (package / f"{NAME}.py").write_text(joined(), encoding="utf-8")
     shutil.copy(_HERE / f"{NAME}.pxd", package)
@@ -164,13 +169,13 @@ def generate(folder: Path, *options: str) -> Path:
         raise BuildError(f"Cython failed: {done.stdout}{done.stderr}")
     source = package / f"{NAME}.c"
     with source.open("a", encoding="utf-8") as file:
-        # `_form` and `build` look for the hash in the files, without importing them.
+        # For `_form` and `build`, which look for the hash in the bytes of the extension, without importing it.
         file.write(f'\nstatic const char aiocuda_sources[] __attribute__((used)) = "{_marker().decode()}";\n')
     return source
 
 
 def has_generated_c() -> bool:
-    """Return whether the C beside this file is there, and of these sources, as in an sdist."""
+    """Return whether the generated C lies beside this file, as in an sdist, and was generated from these sources."""
     source = _HERE / f"{NAME}.c"
     return source.exists() and _marker() in source.read_bytes()
 
@@ -180,15 +185,20 @@ def extension_name() -> str:
     return NAME + importlib.machinery.EXTENSION_SUFFIXES[0]
 
 
-def can_compile() -> str | None:
-    """Return the reason why no extension can be built here, or None."""
+def _compiler() -> list[str]:
+    """Return the command of the C compiler, with its options."""
+    return shlex.split(os.environ.get("CC", "").strip() or sysconfig.get_config_var("CC") or "cc")
+
+
+def why_not_compiled() -> str | None:
+    """Return the reason why C cannot be compiled for this Python here, or None. Without a look for Cython."""
     if not sys.platform.startswith("linux"):
         return "the compiled core is for Linux, as the CUDA driver is"
     if sys.implementation.name != "cpython":
         return f"the compiled core is for CPython, not {sys.implementation.name}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "the compiled core is for Python with the GIL: free-threaded Python uses the core in Python"
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    compiler = _compiler()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler!r}: install one, or name one in CC"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
@@ -197,7 +207,9 @@ def can_compile() -> str | None:
 
 
 def build(target: Path = _HERE, *, force: bool = False) -> Path:
-    """Build the extension for this Python in a folder, and return its path. It is kept if it is of these sources.
+    """Build the extension for this Python in a folder, and return its path.
+
+    One that is there and was built from these sources is kept, unless ``force`` is true.
 
     Raises
     ------
@@ -209,15 +221,14 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
     extension = target / extension_name()
     if not force and extension.exists() and _marker() in extension.read_bytes():
         return extension
-    reason = can_compile()
+    reason = why_not_compiled()
     if reason is not None:
         raise UnavailableError(reason)
     with tempfile.TemporaryDirectory(prefix="aiocuda-core-") as folder:
         source = _HERE / f"{NAME}.c" if has_generated_c() else generate(Path(folder))
         made = Path(folder) / extension.name
-        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         command = [
-            *compiler, "-shared", "-s", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
+            *_compiler(), "-shared", "-s", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w",
             # Classes on the heap: `lacks` and `refuses` set attributes of `Operation`.
             "-DCYTHON_USE_TYPE_SPECS=1",
             f"-I{sysconfig.get_paths()['include']}", f"-I{_HERE}", str(source), "-o", str(made),
@@ -226,7 +237,7 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(f"{shlex.join(command)} failed: {done.stderr}")
-        # A process that has loaded the old file keeps it.
+        # Replaced, not overwritten: a process that has loaded the old file keeps it. Another build may run now.
         beside = target / f"{extension.name}.{os.getpid()}"
         try:
             shutil.copy(made, beside)
@@ -237,7 +248,7 @@ def build(target: Path = _HERE, *, force: bool = False) -> Path:
 
 
 def main() -> int:
-    """Build the extension beside its source."""
+    """Build the extension beside its source, as the command line asks. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m aiocuda._core.build", description="Build the compiled core.")
     parser.add_argument("--force", action="store_true", help="build it even if it is of these sources")
     parser.add_argument("--if-possible", action="store_true", help="succeed without a compiler, headers or Cython")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._base._checks import check_deadline, check_timeout, flag
 from .._base._log import log
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import keywords, lacks, or_none
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import DRAIN_TIMEOUT, finish_within
@@ -36,7 +36,10 @@ class Cluster(Owner):
     It belongs to the event loop in which it was opened. A replica that is lost is started again; see `open_cluster`.
     """
 
+    @or_none
     def __init__(self, replicas: Replicas, dumps: Pickler, check_class: Callable[[type], None]) -> None:
+        if not isinstance(replicas, Replicas):
+            raise InvalidTypeError("a cluster is opened by `async with open_cluster('local', replicas=2) as cluster`")
         self._replicas = replicas
         self._check_class = check_class
         self._spawned = 0  # for the numbers of the objects
@@ -52,8 +55,9 @@ class Cluster(Owner):
         """Call ``cls(*args)`` in every replica, and return a handle for calls.
 
         An object whose class has ``__aenter__`` and ``__aexit__`` is entered, and left when the cluster is closed. The
-        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called. A replica
-        that is started again creates the object again.
+        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called: a class
+        without ``__aenter__`` that has it gives a `RuntimeWarning`. A replica that is started again creates the object
+        again.
 
         Parameters
         ----------
@@ -84,6 +88,12 @@ class Cluster(Owner):
         if hasattr(cls, "__aenter__") and not hasattr(cls, "__aexit__"):
             raise InvalidTypeError(
                 f"{cls.__qualname__} has __aenter__ and no __aexit__: a replica enters and leaves it"
+            )
+        if hasattr(cls, "__enter__") and not hasattr(cls, "__aenter__"):
+            SourceLine.of_caller().warn(
+                f"{cls.__qualname__} has __enter__ and no __aenter__: a replica does not enter it. Give it __aenter__ "
+                "and __aexit__",
+                RuntimeWarning,
             )
         self._check_class(cls)
         data, buffers = self._dispatcher.pack((cls, args), f"{cls.__qualname__} and its arguments")
@@ -226,7 +236,12 @@ class ReplicaHandle(ProcessLocal):
         self._number = number
         self._name = name
 
-    @keywords("call takes deadline_s= and retry=; the arguments of the method follow its name, without keywords")
+    @keywords(
+        "call takes deadline_s= and retry=; the arguments of the method follow its name, without keywords",
+        replica="the replica with the least predicted work runs the call; spawn makes an object in each",
+        **dict.fromkeys(("timeout", "timeout_s", "deadline"), "use deadline_s=, the seconds from now"),
+        **dict.fromkeys(("retries", "max_retries"), "use retry=True: at most two more replicas run the call"),
+    )
     async def call(self, method: str, *args: Any, deadline_s: float | None = None, retry: bool = False) -> Any:
         """Run a method in the replica with the least predicted work, and return its result.
 
@@ -271,7 +286,12 @@ class ReplicaHandle(ProcessLocal):
             name = getattr(method, "__name__", "predict")
             raise InvalidTypeError(f"a method is given by its name, not {method!r}: use call({name!r}, …)")
         if method.startswith("_"):
-            raise InvalidArgumentError(f"{method!r} is no public method: names with an underscore cannot be called")
+            raise InvalidArgumentError(
+                f"{method!r} is no public method: names with an underscore cannot be called. Give the class a method "
+                "without it, which calls this one"
+            )
+        if isinstance(retry, int) and retry not in (False, True):
+            raise InvalidTypeError(f"retry is True or False, not {retry}: with True, at most two more replicas run it")
         limit = check_deadline(deadline_s)
         return await self._dispatcher.call(self._number, self._name, method, args, limit, flag(retry, "retry"))
 
@@ -284,7 +304,11 @@ class ReplicaHandle(ProcessLocal):
             raise InvalidTypeError(f"{self!r} is not called itself: use `await handle.call('method', …)`")
 
         def __getattr__(self, name: str) -> NoReturn:
-            cure = (
-                "" if name.startswith("_") else f": a method of the replicas runs by `await handle.call({name!r}, …)`"
-            )
+            cure = f": a method of the replicas runs by `await handle.call({name!r}, …)`"
+            if name in ("map", "remote", "submit", "apply"):
+                cure = ": `await handle.call('method', …)`, and several by `await asyncio.gather(*calls)`"
+            elif name in ("aclose", "close", "replicas", "statistics", "stats", "healthy"):
+                cure = ": the cluster has aclose(), healthy and statistics()"
+            elif name.startswith("_"):
+                cure = ""
             raise AttributeError(f"{type(self).__name__} has no {name!r}{cure}", name=name)

@@ -143,6 +143,8 @@ class RemoteError(AiocudaError, RuntimeError):
     end the caller.
     """
 
+    __module__ = "aiocuda.cluster"  # the public name, for tracebacks and logs
+
     type_name: str  #: name of the exception's class
     text: str  #: its type and message
     traceback: str  #: its traceback in the replica

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
 from .._base._checks import as_count
+from .._base._mistakes import keywords
 from .._base._types import SourceLine
 from .._processes._main_guard import check_main_guard
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, NoEventLoopError
@@ -109,6 +110,15 @@ class _Opening:
             raise AttributeError(f"the result of open_cluster() is no cluster yet and has no {name!r}{cure}", name=name)
 
 
+@keywords(
+    "help(aiocuda.cluster.open_cluster) lists its parameters",
+    "open_cluster('local', replicas=2), or open_cluster('dask', replicas=2, client=client)",
+    **dict.fromkeys(("workers", "num_workers", "num_replicas", "n", "processes"), "use replicas="),
+    **dict.fromkeys(
+        ("devices", "gpus", "device"), "replica i gets GPU i of its machine, the i-th entry of CUDA_VISIBLE_DEVICES"
+    ),
+    **dict.fromkeys(("max_restarts", "retries"), "use restarts="),
+)
 def open_cluster(
     engine: EngineName, *, replicas: int, restarts: int = 3, client: distributed.Client | None = None
 ) -> _Opening:

@@ -128,7 +128,9 @@ class ServedObject:
             text = f"{kind.__name__} has no method {name!r}; it has {', '.join(methods) or 'none'}"
             raise AttributeError(text, name=name) from None
         if not callable(function):
-            raise InvalidTypeError(f"{kind.__name__}.{name} is not a method: {function!r}")
+            raise InvalidTypeError(
+                f"{kind.__name__}.{name} is not a method: {function!r}. A method of the class can return it"
+            )
         result: Callable[..., Any] = function
         return result
 

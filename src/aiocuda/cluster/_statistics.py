@@ -7,6 +7,7 @@ from collections import deque
 from typing import Literal, TypeAlias
 
 from .._base._average import Average
+from .._base._mistakes import figures, lacks
 from .._base._percentiles import mean_p50_p99
 
 __all__ = ["CallMeter", "ClusterStatistics", "MethodTimes", "ReplicaState", "ReplicaStatistics"]
@@ -17,6 +18,8 @@ REMEMBERED = 1024
 ReplicaState: TypeAlias = Literal["starting", "running", "restarting", "stopped"]
 
 
+@figures
+@lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
     """A snapshot of one replica. Counts are since the cluster was opened."""
@@ -35,6 +38,8 @@ class ReplicaStatistics:
     last_loss: str | None  #: why the replica was lost the last time
 
 
+@figures
+@lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterStatistics:
     """A snapshot of a cluster."""

@@ -1,11 +1,11 @@
-"""Advice: two watches of the watchdog that find what makes a program slow, without any error.
+"""Advice: two checks that the watchdog makes, and that find what makes a program slow, without any error.
 
-`RoundTripWatch` finds tasks that await each operation before they enqueue the next one. The device then has nothing to
-do from the end of one operation until the host has noticed it and has enqueued the next one. To find that, no enqueue
-and no await does any work: the watchdog compares the reactor's count of operations, and when many short operations have
-ended for 0.1 s, a `_Probe` listens to a few hundred operations. It takes timing events only where the first operations
-show round trips, so that nothing else is on the device: between the kernels of many streams, timing events delay the
-kernels (measured with 64 streams on an H200: 61 ms instead of 31).
+`RoundTripWatch` finds *round trips*: a task awaits each operation before it enqueues the next one. The device then has
+nothing to do from the end of one operation until the host has noticed it and has enqueued the next one. To find that,
+no enqueue and no await does any work: the watchdog compares the reactor's count of operations, and when many short
+operations have ended for 0.1 s, a *probe* begins. A probe listens to a few hundred operations. It takes timing events
+only where the first operations show round trips, so that nothing else is on the device: between the kernels of many
+streams, timing events delay the kernels (measured with 64 streams on an H200: 61 ms instead of 31).
 
 `QueueWatch` finds more busy streams than hardware queues, where streams wait for each other on the device.
 `log_few_queues` logs that CUDA has fewer queues than aiocuda would have asked for.
@@ -91,14 +91,15 @@ class RoundTripWatch:
         self._probe: _Probe | None = None
 
     def look(self, reactor: Reactor) -> None:
-        """Begin or end a probe. Called in each pass of the watchdog."""
+        """Begin a probe if many operations have ended, or end the one that runs. Each pass of the watchdog calls it."""
+        # ``resolved``: since the last pass.
         resolved, self._resolved = reactor.hot.resolved - self._resolved, reactor.hot.resolved
         probe = self._probe
         if probe is not None:
             probe.passes += 1
-            has_rested = not resolved and not reactor.queues
+            has_rested = not resolved and not reactor.queues  # the loop had no work since the last pass
             if not (probe.ended or probe.passes >= MOST_PASSES or has_rested):
-                reactor.watch_again()
+                reactor.watch_again()  # also if there are no operations: a later pass ends the probe
                 return
             self.close(reactor)
             if not probe.has_trips:
@@ -113,7 +114,7 @@ class RoundTripWatch:
             self._next = now + self._pause
             self._probe = _Probe(reactor)
             reactor.device_state.add_listener(self._probe)
-            reactor.watch_again()  # also if every operation so far has ended: a later pass ends the probe
+            reactor.watch_again()
 
     def close(self, reactor: Reactor) -> None:
         """End the probe that runs, without advice. The next pass of the reactor, if one comes, begins anew."""
@@ -128,25 +129,29 @@ MOST_NAMES = 4
 
 
 class _Trips:
-    """Round trips of one topic: their number, the time that they cost, and their lines."""
+    """Round trips of one kind, within a stream or between two: their number, the time that they cost, and their lines.
+
+    A line is the one of the program that enqueued the awaited operation.
+    """
 
     __slots__ = ("count", "idle", "lines", "names", "places")
 
     def __init__(self) -> None:
         self.count = 0
-        self.idle = 0.0
-        self.lines: Counter[tuple[str, int]] = Counter()
-        self.places: dict[tuple[str, int], SourceLine] = {}
+        self.idle = 0.0  # seconds in which the device had no work
+        self.lines: Counter[tuple[str, int]] = Counter()  # the number of round trips, by file and number of the line
+        self.places: dict[tuple[str, int], SourceLine] = {}  # the line itself, by the same keys
         self.names: dict[str, None] = {}  # of the streams
 
     def shown_names(self, link: str) -> str:
-        """Return the names of the streams, a few of many."""
+        """Return the names of the streams, joined by ``link``: of more than `MOST_NAMES`, so many and "others"."""
         names = list(self.names)
         if len(names) > MOST_NAMES:
             names[MOST_NAMES:] = ["others"]
         return link.join(names)
 
     def add(self, line: SourceLine, idle: float, *names: str) -> None:
+        """Count a round trip of two streams, or of one. Beyond `MOST_NAMES`, one more name is kept, for "others"."""
         self.count += 1
         self.idle += max(idle, 0.0)
         self.lines[line.file, line.line] += 1
@@ -159,7 +164,7 @@ class _Trips:
 
 
 class _Newest:
-    """The newest operation of a probe: a reference to it until its end, as it refers to its buffers."""
+    """The newest operation of a probe. It is referred to only until its end: an operation holds its buffers."""
 
     __slots__ = ("_gives_buffer", "kind", "operation", "queue")
 
@@ -174,12 +179,15 @@ class _Newest:
         return self._gives_buffer if self.operation is None else self.operation.value is not None
 
     def end(self) -> None:
-        """Drop the reference."""
+        """Drop the reference, when the operation has ended."""
         self._gives_buffer, self.operation = self.gives_buffer, None
 
 
 class _Probe:
-    """A listener for a few hundred operations of one loop, with timing after the first look."""
+    """A listener for a few hundred operations of one loop. It compares each operation with the one before it.
+
+    The first `FIRST_LOOK` operations are counted without timing. If most were round trips, it counts anew, with timing.
+    """
 
     def __init__(self, reactor: Reactor) -> None:
         self.timing = False
@@ -188,24 +196,25 @@ class _Probe:
         self._driver = reactor.device_state.driver
         self.passes = 0
         self.ended = False
-        self._seen = 0
+        self._seen = 0  # the number of operations
         self._in_flight: dict[int, None] = {}  # ids of operations
+        # Of the newest operation, with which the next one is compared:
         self._last: _Newest | None = None  # None if the host needs its result
         self._last_is_staged = False
-        self._staged = 0  # the id of the newest copy with chunks
-        self._task: object = None
-        self._line: SourceLine | None = None
-        self._enqueued_at = 0.0
-        self._awaited_until = 0.0  # 0.0 while no await of it has ended
+        self._staged = 0  # the id of the newest copy with chunks, which are submitted before the copy itself
+        self._last_task: object = None  # that has enqueued it
+        self._last_line: SourceLine | None = None  # that has enqueued it
+        self._last_enqueued_at = 0.0
+        self._last_awaited_until = 0.0  # 0.0 while no await of it has ended
         self._before_call = 0.0  # seconds between its start event and its call
-        self._seconds = 0.0  # on the device
+        self._last_seconds = 0.0  # on the device
         self._first = 0.0  # the time of the first operation
         self._same_stream, self._other_stream = _Trips(), _Trips()
         self._no_trips = 0  # operations that the host enqueued without such a wait
         self._elsewhere = False  # another loop uses the device
 
     def on_submit(self, operation: Operation[Any]) -> None:
-        """Find out whether the task has awaited the operation before this one."""
+        """Compare an operation with the one before it (`_count`), and keep it for the next comparison."""
         new = stream_operation(operation)
         if new.queue.reactor is not self._reactor:
             self._elsewhere = True
@@ -221,11 +230,12 @@ class _Probe:
         if self._last is not None:
             self._count(self._last, new, task, now)
         self._in_flight[new.id] = None
-        self._last, self._task, self._line = None if new.kind in _NEEDED else _Newest(new), task, line
+        self._last, self._last_task, self._last_line = None if new.kind in _NEEDED else _Newest(new), task, line
         self._last_is_staged = new.id == self._staged
-        # The start event of a stream without work passes before the host has made the call of the operation.
+        # An idle stream reaches the start event before the host has made the call of the operation. The time in between
+        # is taken as half of that of the submission.
         self._before_call = (now - new.submitted_at) / 2
-        self._enqueued_at, self._awaited_until, self._seconds = now, 0.0, 0.0
+        self._last_enqueued_at, self._last_awaited_until, self._last_seconds = now, 0.0, 0.0
         self._seen += 1
         if self._seen == FIRST_LOOK and self.has_trips:
             self._begin_timing()
@@ -235,7 +245,7 @@ class _Probe:
             self._reactor.device_state.remove_listener(self)
 
     def _begin_timing(self) -> None:
-        """Count anew, with timing."""
+        """Add the listener again, with timing, and count anew."""
         device_state = self._reactor.device_state
         device_state.remove_listener(self)
         self.timing = True  # a device reads it when a listener is added
@@ -245,7 +255,7 @@ class _Probe:
         self._no_trips = 0
 
     def _count(self, last: _Newest, new: StreamOperation[Any], task: object, now: float) -> None:
-        """Count two operations as a round trip, or as none.
+        """Count ``new`` as the end of a round trip or not; leave it out if it may need the buffer of an upload.
 
         A round trip: one task has awaited ``last`` and enqueues ``new`` within `MOST_BETWEEN`, while no operation is
         in flight. The device has no work meanwhile.
@@ -255,18 +265,19 @@ class _Probe:
         if (
             self._in_flight
             or task is None
-            or task is not self._task
-            or self._line is None
-            or self._awaited_until == 0.0
-            or now - self._awaited_until > MOST_BETWEEN
+            or task is not self._last_task
+            or self._last_line is None
+            or self._last_awaited_until == 0.0
+            or now - self._last_awaited_until > MOST_BETWEEN
         ):
             self._no_trips += 1
             return
         trips = self._same_stream if last.queue is new.queue else self._other_stream
-        trips.add(self._line, now - self._enqueued_at - self._seconds, last.queue.name, new.queue.name)
+        idle = now - self._last_enqueued_at - self._last_seconds  # of the device, since ``last`` was enqueued
+        trips.add(self._last_line, idle, last.queue.name, new.queue.name)
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
-        """Note the time of the operation on the device, and whether a task has awaited it."""
+        """Note the end of an operation; of the newest one, its time on the device and whether a task awaited it."""
         done = stream_operation(operation)
         if done.queue.reactor is not self._reactor:
             self._elsewhere = True
@@ -277,13 +288,13 @@ class _Probe:
             return
         last.end()
         if done.is_awaited:
-            self._awaited_until = self._now()
+            self._last_awaited_until = self._now()
             try:
                 seconds = self._driver.event_elapsed_ms(start, end) * 1e-3 if start else 0.0
             except AiocudaError:
-                self._awaited_until = 0.0  # without its time on the device, it does not count
+                self._last_awaited_until = 0.0  # without its time on the device, it does not count
             else:
-                self._seconds = max(seconds - self._before_call, 0.0)
+                self._last_seconds = max(seconds - self._before_call, 0.0)
 
     @property
     def has_trips(self) -> bool:
@@ -293,7 +304,7 @@ class _Probe:
 
     def advise(self) -> None:
         """Warn if round trips have left the device without work for much of the time."""
-        seconds = self._enqueued_at - self._first
+        seconds = self._last_enqueued_at - self._first
         if self._elsewhere or seconds <= 0.0 or not self.has_trips:
             return
         for trips, give in ((self._same_stream, _advise_chain), (self._other_stream, _advise_streams)):
@@ -334,7 +345,7 @@ class QueueWatch:
         self._passes = 0
 
     def look(self, reactor: Reactor) -> None:
-        """Warn if there were too many streams in several passes in a row."""
+        """Warn if more streams than hardware queues were busy in `QUEUE_PASSES` passes in a row, and some wait."""
         most = reactor.device_state.properties.hardware_queues
         if len(reactor.queues) <= most:
             self._passes = 0
@@ -345,13 +356,14 @@ class QueueWatch:
             return
         self._passes += 1
         if self._passes == QUEUE_PASSES:
+            # The warning names the line that opened the first stream beyond the number of hardware queues.
             opened_at = next(filter(None, (queue.rare.opened_at for queue in queues[most:])), None)
             if opened_at is not None:
                 advise("hardware queues", SourceLine.parse(opened_at), _message(len(queues), most))
 
 
 def _some_wait(queues: Iterable[Any]) -> bool:
-    """Return whether an unfinished operation of a stream waits, on the device, for another stream."""
+    """Return whether a stream waits for another one on the device, by one of its oldest 8 operations or without one."""
     return any(
         queue.unmarked_wait_at >= 0 or any(each.kind == "wait" for each in itertools.islice(queue.pending, 8))
         for queue in queues

@@ -45,7 +45,7 @@ _settime: Callable[..., int] | None = getattr(_libc, "timerfd_settime", None)
 class Alarm:
     """Calls ``ring(now)`` in the loop, once for each time that it is set.
 
-    It is set ahead by its usual lateness, so that a sleep until shortly before a moment does not miss the moment.
+    The timer is set ahead by its usual lateness, so that the alarm usually rings in time.
 
     Parameters
     ----------
@@ -64,9 +64,9 @@ class Alarm:
     at : float
         The time for which the alarm is set; infinite if it is not set.
     early : float
-        Seconds that it comes before that time, to compensate for the lateness.
+        Seconds by which the timer is set ahead, to compensate for the lateness. The alarm may ring early by as much.
     reached : float
-        The time for which it was set when it rang last. ``early`` may have changed since it was set.
+        The time for which it was set when it rang last: `at` of that moment. ``early`` may have changed since then.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "_due", "_handle", "_loop", "_mean", "_now", "_ring",
@@ -86,8 +86,8 @@ class Alarm:
         self.at = math.inf
         self.reached = -math.inf
         self.early = 0.0
-        self._due = math.inf  # the time that was given to the system
-        self._mean = self._spread = 0.0  # of the lateness
+        self._due = math.inf  # the time for which the timer is set: ``early`` seconds before ``at``
+        self._mean = self._spread = 0.0  # of the lateness: its mean, and its mean deviation
         self._handle: asyncio.TimerHandle | None = None
         self._descriptor = _timer(loop) if watches else None
         if self._descriptor is not None:
@@ -102,11 +102,11 @@ class Alarm:
                 self._close()
 
     def set(self, when: float, now: float) -> None:
-        """Set the alarm, ``early`` seconds ahead; an alarm that is set for an earlier time stays."""
+        """Set the alarm, ``early`` seconds ahead, unless it is set for an earlier time: that alarm stays."""
         if when >= self.at:
             if now < self.at + LOST:
                 return
-            when = now  # now: the earlier alarm was lost
+            when = now  # the earlier alarm was lost: ring at once
         self.at = when
         seconds = max(when - self.early - now, 1e-6)  # zero would stop it
         self._due = now + seconds
@@ -115,7 +115,7 @@ class Alarm:
             setting[2] = whole = int(seconds)
             setting[3] = int((seconds - whole) * 1e9)
             if not _settime(self._descriptor, 0, setting, None):
-                return
+                return  # 0 is success
             # Other code has closed the descriptor, which may be in use again: use the loop's own timers.
             self._descriptor = None
             self._close.detach()
@@ -124,7 +124,8 @@ class Alarm:
         self._handle = self._loop.call_later(seconds, self._rang)
 
     def _rang(self) -> None:
-        if self._handle is not None:
+        """Learn how late the expired timer is, and call ``ring``."""
+        if self._handle is not None:  # it was a timer of the loop
             self._handle = None
         elif self._descriptor is None:
             return  # it has been closed
@@ -134,7 +135,7 @@ class Alarm:
             except BlockingIOError:
                 return  # it was set again after the loop saw it
         now = self._now()
-        late = max(min(now - self._due, MOST_EARLY), -MOST_EARLY)
+        late = max(min(now - self._due, MOST_EARLY), -MOST_EARLY)  # one long turn of the loop must not count much
         self._spread += WEIGHT * (abs(late - self._mean) - self._spread)
         self._mean += WEIGHT * (late - self._mean)
         self.early = max(0.0, min(self._mean + SPREADS * self._spread, MOST_EARLY))

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceState", "Predictor", "UnseenFailure"]
 
-#: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time.
+#: Held while the listeners of a device are replaced. One lock for all devices: that is rare, and takes no time. A
+#: finaliser may remove a listener in the thread that holds it.
 _LISTENING = threading.RLock()
 
 #: Packages that can capture a stream into a graph in GLOBAL or THREAD_LOCAL mode.
@@ -52,7 +53,8 @@ class UnseenFailure:
     Parameters
     ----------
     of_device
-        That of the stream's device, which gets the failure when the stream ends; None for that of a device.
+        The `UnseenFailure` of the stream's device, which gets the failure when the stream ends. None in the object of a
+        device itself.
     """
 
     __slots__ = ("_of_device", "_poison")
@@ -67,14 +69,14 @@ class UnseenFailure:
             self._poison = poison
 
     def forget_seen(self) -> None:
-        """Refer to failures that code of the program has seen no longer: their tracebacks hold what it has used."""
+        """Drop a failure that code of the program has seen: its traceback holds the objects that this code has used."""
         if self._poison is not None and not self._poison.is_unseen:
             self._poison = None
         if self._of_device is not None:
             self._of_device.forget_seen()
 
     def pass_on(self) -> None:
-        """Let the end of the device's block raise the failure, too: the stream has ended."""
+        """Let the end of the device's block raise an unseen failure, too: the stream has ended."""
         if self._of_device is not None and self._poison is not None and self._poison.is_unseen:
             self._of_device.note(self._poison)
 
@@ -93,7 +95,7 @@ class UnseenFailure:
 
 
 class Predictor:
-    """The estimates, by kind, kernel or size class, and grid."""
+    """The estimates of how long operations take, by kind, kernel or size class, and grid."""
 
     __slots__ = ("_estimates",)
 
@@ -101,7 +103,7 @@ class Predictor:
         self._estimates: OrderedDict[Hashable, Estimate] = OrderedDict()
 
     def estimate(self, key: Hashable, kernel: str | None = None) -> Estimate:
-        """Return the estimate for a key; if there is none, a new one with the name of the kernel of a launch."""
+        """Return the estimate for a key; if there is none, a new one. ``kernel``: the kernel's name, for a launch."""
         found = self._estimates.get(key)
         if found is None:
             found = self._estimates[key] = Estimate(kernel)
@@ -134,10 +136,12 @@ class DeviceState:
     leases : EventLeases
     predictor : Predictor
     cross_device_uses : dict
-        The streams of other opened devices that may use memory of this one. Once `closing`: the last operation of each.
+        The streams of other opened devices that may use memory of this one, each with None. Once `closing`, each with
+        its last operation at that moment.
     tokens : list of int
-        The notifiers that may be armed; empty if not ``asynchronous``.
+        One entry for each notifier that may still be armed; empty if not ``asynchronous``.
     budget : Budget
+        The limits that all openings of the device share.
     streams : int
         The streams of this opening.
     unseen : UnseenFailure
@@ -160,7 +164,7 @@ class DeviceState:
         max_in_flight: int,
         asynchronous: bool = True,
     ) -> None:
-        self.policy = policy if driver.polls_freely else policy.parking()
+        self.policy = policy if driver.polls_freely else policy.parking()  # without polls, which would slow it down
         self.driver = driver
         self.leases = EventLeases(driver, device)
         limit = min(max_in_flight, QUEUE_ENTRIES)  # until `_share` sets it
@@ -198,12 +202,16 @@ class DeviceState:
     ) -> AiocudaError:
         """Return the error for the use of ``what`` outside of its loop. In a forked child, no loop of the parent runs.
 
+        A function of `Stream.submit` runs without a running loop; there it is a `BusyError`.
+
         Parameters
         ----------
         loop
             The loop of ``what``; None if it has none yet.
+        cure
+            The end of the message: what the program should do instead.
         process
-            That of ``what``. A device belongs to one process, with all its objects.
+            Ignored: ``what`` belongs to the process of the device. `Scope` calls this like the function `wrong_loop`.
         """
         if os.getpid() != self.process:
             return self._forked()
@@ -216,7 +224,7 @@ class DeviceState:
         return wrong_loop(loop, what, cure)
 
     def add_listener(self, listener: object) -> None:
-        """Call the listener's hooks from now on. Raise `BusyError` if it listens already."""
+        """Begin to call the listener's hooks. Raise `BusyError` if it listens already."""
         listening = Listening.of(listener)
         with _LISTENING:
             while True:
@@ -224,28 +232,28 @@ class DeviceState:
                 if present is not None and listener in present:
                     raise BusyError(f"{listener!r} listens to {self.properties.name} already: leave its block first")
                 changed = Listeners([listening]) if present is None else present.with_one(listening)
-                if self.hot.listeners is present:  # not if the collector has run, and has closed a block of `listen`
+                if self.hot.listeners is present:  # else repeat: the collector has run, and closed a block of `listen`
                     self.hot.listeners = changed
                     return
 
     def remove_listener(self, listener: object) -> bool:
-        """Call the listener's hooks no more. Return False if it does not listen."""
+        """Stop calling the listener's hooks. Return False if it does not listen."""
         with _LISTENING:
             while True:
                 present = self.hot.listeners
                 if present is None or listener not in present:
                     return False
                 changed = present.without(listener)
-                if self.hot.listeners is present:  # as in `add_listener`
+                if self.hot.listeners is present:  # else repeat, as in `add_listener`
                     self.hot.listeners = changed
                     return True
 
     def look_for_others(self) -> None:
-        """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
+        """Guard queries from now on if a package that captures streams is loaded: a query could make a capture fail."""
         self.hot.guarded = self.hot.guarded or not sys.modules.keys().isdisjoint(CAPTURERS)
 
     def note_cross_device_use(self, queue: Ring) -> None:
-        """Record that a stream of another opened device is about to use memory of this one."""
+        """Keep this device open for a stream of another opened device, which is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
             for other in list(self.cross_device_uses):
                 if other.closed and other.idle:
@@ -253,13 +261,13 @@ class DeviceState:
         self.cross_device_uses[queue] = None
 
     def end_cross_device_uses(self) -> None:
-        """Note the last operation of each cross-device use: the device is being closed, and waits for them."""
+        """Begin to end the cross-device uses: the device is being closed, and waits for the last operation of each."""
         if not self.closing:
             self.closing = True
             self.cross_device_uses = {queue: queue.tail() for queue in list(self.cross_device_uses)}
 
     async def settle(self) -> None:
-        """Wait for the cross-device uses of the running loop."""
+        """Wait until the cross-device uses by streams of the running loop have ended."""
         here = asyncio.get_running_loop()
         for queue, newest in list(self.cross_device_uses.items()):
             if newest is not None and queue.loop is here:
@@ -286,7 +294,7 @@ class DeviceState:
         """Return a new stream of the driver; the default stream, which has no priority, if not ``asynchronous``."""
         if not self.asynchronous:
             return self.driver.stream_default(self.device)
-        level = 0  # of a stream that only frees memory
+        level = 0  # for a stream that only frees memory
         if priority is not None:
             least, greatest = self.driver.priority_range(self.device)
             level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
@@ -298,7 +306,7 @@ class DeviceState:
         WaitingCalls.of(self.driver).run("cuStreamDestroy", self.driver.stream_destroy, stream)
 
     def stream_opened(self, count: int) -> None:
-        """Count new streams, or closed ones. Streams share the hardware queues, so the limit of each stream changes."""
+        """Count new streams, or closed ones by a negative number. The limit of each stream of the device changes."""
         with COUNTING:
             self.streams += count
             if self.asynchronous:
@@ -311,6 +319,10 @@ class DeviceState:
                 device_state._share()
 
     def _share(self) -> None:
+        """Set the limit of each stream: all streams of the device share the entries of its hardware queues.
+
+        All `Stream` objects over the default stream are one of them, and share its part.
+        """
         budget = self.budget
         streams = budget.streams + (budget.default_streams > 0)
         room = min(self.max_in_flight, QUEUE_ENTRIES * self.properties.hardware_queues // max(1, streams))

@@ -1,6 +1,7 @@
 """The work of other libraries: what their objects stand for, and whether one captures a stream into a graph.
 
-No library is imported: that of an object is loaded.
+A library is not imported here: if there is an object of it, it is in `sys.modules`. The functions named like libraries
+return the work of an object of that library, or None if the object is none that they know.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Work(NamedTuple):
     device : int or None
         The index of the device, if the library says it.
     source : object
-        The library's stream or event, for a process that cannot use CUDA.
+        The library's stream or event. Where CUDA cannot be used, `by_methods` polls it.
     function : callable or None
         For ``"poll"`` it returns True when the work is done; for ``"block"`` it returns then.
     """
@@ -45,7 +46,10 @@ class Work(NamedTuple):
 
 
 def work_of(x: Any) -> Work | None:
-    """Return the work that an object stands for; None if it is of no kind that is known.
+    """Return the work that an object stands for; None if no way is known to wait for it.
+
+    The first way that fits is taken: the library of its class or of a base class, ``__cuda_stream__``, the stream of
+    ``__cuda_array_interface__``, its methods.
 
     Raises
     ------
@@ -54,12 +58,12 @@ def work_of(x: Any) -> Work | None:
     InvalidTypeError
         It is an array that names no stream.
     """
-    for module in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(x).__mro__):
+    for module in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(x).__mro__):  # each once
         reader = _READERS.get(module)
         work = None if reader is None else reader(x)
         if work is not None:
             return work
-    if isinstance(x, type):
+    if isinstance(x, type):  # a class has the attributes, but is no stream
         return None
     if hasattr(x, "__cuda_stream__"):
         return Work("stream", handle_of(x), None, x)
@@ -75,12 +79,11 @@ def work_of(x: Any) -> Work | None:
 
 
 def by_methods(x: Any) -> Work | None:
-    """Return the work of an object with ``query``, or else with ``synchronize``.
+    """Return the work of an object with ``query``, or else with ``synchronize``; None if it has neither.
 
-    Not by ``wait``: that of PyTorch and Numba makes a stream wait, and returns at once. An event of now takes the place
-    of a stream, which may get more work.
+    Not by ``wait``: that of PyTorch and Numba makes a stream wait, and returns at once.
     """
-    if callable(getattr(x, "record_event", None)):
+    if callable(getattr(x, "record_event", None)):  # a stream may get more work: wait for an event that is recorded now
         x = x.record_event()
     if callable(getattr(x, "query", None)):
         return Work("poll", function=x.query)
@@ -88,11 +91,12 @@ def by_methods(x: Any) -> Work | None:
 
 
 def _torch(x: Any) -> Work | None:
+    """Return the work of a tensor, an event or a stream of PyTorch; of other objects of it None."""
     torch = sys.modules["torch"]
     if isinstance(x, torch.Tensor):
         return _tensor(torch, x.device)
     if hasattr(x, "cuda_event"):
-        if not x.cuda_event:
+        if not x.cuda_event:  # PyTorch makes the event of CUDA when it is recorded first
             raise InvalidArgumentError("this event was never recorded: call event.record() first")
         kind: Literal["stream", "event"] = "event"
         handle = x.cuda_event
@@ -100,13 +104,16 @@ def _torch(x: Any) -> Work | None:
         kind, handle = "stream", x.cuda_stream
     else:
         return None
-    if getattr(torch.version, "hip", None):
+    if getattr(torch.version, "hip", None):  # an AMD GPU: the handle is none of CUDA
         return by_methods(x)
     return Work(kind, handle, None if x.device is None else x.device.index, x)
 
 
 def _tensor(torch: Any, device: Any) -> Work | None:
-    """Return the work of the current stream of a tensor's device; for the CPU of the current device that is in use."""
+    """Return the work of the current stream of a tensor's device.
+
+    A copy to a tensor on the CPU may be in flight: then the current stream of the accelerator in use, if one is.
+    """
     if device.type == "cpu":
         for name in _ACCELERATORS:
             if hasattr(torch, name) and getattr(torch, name).is_initialized():
@@ -125,26 +132,26 @@ def _current(stream: Any) -> Work | None:
 def _cupy(x: Any) -> Work | None:
     cupy = sys.modules["cupy"]
     cuda = cupy.cuda
-    here = cuda.runtime.getDevice()
+    here = cuda.runtime.getDevice()  # the current device, for objects that name none
     if isinstance(x, cupy.ndarray):
         here = x.device.id
         x = cuda.get_current_stream(here)
-    if cuda.runtime.is_hip:
+    if cuda.runtime.is_hip:  # as in `_torch`
         return by_methods(x)
     if isinstance(x, cuda.Event):
         return Work("event", x.ptr, here, x)
     if isinstance(x, (cuda.Stream, cuda.ExternalStream)):
-        return Work("stream", x.ptr, here if x.device_id < 0 else x.device_id, x)
+        return Work("stream", x.ptr, here if x.device_id < 0 else x.device_id, x)  # -1: the current device
     return None
 
 
 def _numba(x: Any) -> Work | None:
     cuda = sys.modules["numba.cuda"]
-    here = cuda.get_current_device().id
+    here = cuda.get_current_device().id  # its streams and events name no device
     if cuda.is_cuda_array(x):
         x = x.stream or cuda.default_stream()
     if isinstance(x, cuda.cudadrv.driver.Event):
-        return Work("event", int(getattr(x.handle, "value", x.handle)), here, x)
+        return Work("event", int(getattr(x.handle, "value", x.handle)), here, x)  # a ctypes value, or an integer
     if isinstance(x, cuda.cudadrv.driver.Stream):
         return Work("stream", int(x), here, x)
     return None
@@ -184,10 +191,10 @@ def handle_of(thing: object) -> int:
 
 
 def is_captured(driver: Driver, stream: int) -> bool:
-    """Return whether a stream is being captured, given the driver's name of it. From any thread."""
+    """Return whether a stream, as the driver names it, is being captured into a graph. Any thread may call it."""
     try:
         return driver.stream_capturing(stream)
-    except BusyError as error:
+    except BusyError as error:  # a default stream, while a stream that waits for it is captured: the same for callers
         if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
             return True
         raise

@@ -1,6 +1,9 @@
 """HostQueue: the operations of one stream that are still on the host, and the gates that they wait for.
 
-`Pumps` submits those of streams that wait for each other.
+To *pump* a host queue is to submit its operations, the oldest first, while the stream has room and their gates are
+open. `Pumps` does this for streams that wait for each other. A queue is *attended* while an operation of it has a
+waiter, and the reactor has a plan for it: when to query next, or which notifier is armed. An operation is *skipped* if
+an earlier one has failed: it goes to ``pending`` and fails there in its turn.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Gate(Protocol):
         """Return whether the operation may be submitted now. Each `HostQueue.pump` asks. May raise its failure."""
 
     def failure(self) -> Failure | None:
-        """Return a failure elsewhere that skips the operation. Asked once, when ready."""
+        """Return the failure of something else because of which the operation is skipped. Called once, when ready."""
 
 
 class Submitted:
@@ -54,16 +57,17 @@ class Submitted:
         self._operation = operation
         self._follower = follower
         failure = operation.failure
-        # A wait for an operation with a known failure is intended. A failure that is delivered later still
-        # skips the operations that depend on it.
+        # If the program knew of the failure before this wait, it wants the wait all the same. A failure that it
+        # receives later still skips the operations that depend on it.
         self._known = failure is not None and failure.delivered
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether the other operation has left its host queue. If not, that queue pumps this one then."""
         queue = self._operation.queue
         state = self._operation.status
         if state in (SUBMITTED, LANDING, DONE, FAILED):
             return True
-        # A queued operation is in the host queue. An abandoned operation may be.
+        # An unfinished operation is in the host queue, an abandoned one may be.
         if state in (QUEUED, STAGING) or any(entry is self._operation for entry in queue.on_host):
             queue.rare.host_queue.followers[self._follower] = None
             return False
@@ -101,7 +105,7 @@ class HostQueue:
     entries : deque of Operation
         The operations, the oldest first.
     followers : dict of Ring
-        The queues whose oldest entry waits for the submission of an operation of this queue.
+        The queues whose oldest entry waits for the submission of an operation of this queue; a set in their order.
     """
 
     __slots__ = ("_pumping", "_queue", "_reported_at", "_scheduled", "entries", "followers")
@@ -124,36 +128,41 @@ class HostQueue:
         """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
         queue, entries = self._queue(), self.entries
         if queue.obstacles & (POISONED | SHARED) and not self._takes(operation, gate):
-            return
+            return  # it was skipped
         operation.call = call
         operation.arguments = arguments
         operation.gate = gate
         operation.status = QUEUED
         entries.append(operation)
         if gate is not None and len(entries) > 1 and entries[0].gate is gate and queue.watch.attended:
-            return  # the head waits for the same, and the end of that pumps
+            return  # the head waits for the same gate, and whatever opens that pumps this queue
         self.pump()
         if entries:
             if not queue.active:
                 queue.reactor.activate(queue)
             if len(entries) == 1:
                 self._report_full()
+            # Not for each entry: a new plan for every enqueue would cost more than the enqueue.
             if not queue.watch.attended or len(entries) == 1:
-                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+                queue.attend()
 
     def _takes(self, operation: StreamOperation[Any], gate: Gate | None) -> bool:
-        """Return whether a poisoned or shared queue takes an operation; raise `BusyError` if it would have to wait."""
+        """Return whether a queue that is poisoned or shared takes an operation.
+
+        If it is poisoned, skip the operation and return False, unless a caller has received the failure. If it is
+        shared, raise `BusyError` for an operation that would have to wait on the host.
+        """
         queue = self._queue()
         poison = queue.poison
         if poison is not None:
             if not poison.delivered:
                 queue.rare.skip(operation, poison.failure())
                 return False
-            queue.poison = None
+            queue.poison = None  # a caller has received the failure: the stream is usable again
         if queue.shared and (gate is not None or len(queue.pending) >= queue.device_hot.limit):
             queue.poll()
             if queue.reactor_hot.faulted:  # the poll has found a fault, and has failed everything but this operation
-                queue.enqueued -= 1
+                queue.enqueued -= 1  # the caller has counted it
                 queue.check()
             if len(queue.pending) >= queue.device_hot.limit or (gate is not None and not gate.ready(operation)):
                 queue.enqueued -= 1
@@ -173,17 +182,17 @@ class HostQueue:
             log("info", "queue_full", queue="stream", device=device, stream=queue.name, limit=limit)
 
     def pump(self) -> None:
-        """Submit the operations for which the stream has room."""
+        """Submit entries while the stream has room and their gates are open; at most `MOST_PER_PUMP` of them."""
         if self._pumping:
             return  # `Ring.poll`, called below, pumps too
-        queue = self._queue()  # first: a call may raise KeyboardInterrupt
-        entries, pending, functions = self.entries, queue.pending, queue.rare.submissions
+        queue = self._queue()  # before `_pumping` is set: a call may raise KeyboardInterrupt
+        entries, pending, submissions = self.entries, queue.pending, queue.rare.submissions
         most = queue.device_hot.limit
         moved = False
         self._pumping = True
         try:
             asked = False
-            for _ in range(MOST_PER_PUMP):  # no conditional jump leads back: see `Ring._resolve`
+            for _ in range(MOST_PER_PUMP):  # not `while`: in 3.13 and 3.14, Ctrl-C at its jump back skips the handlers
                 if not entries:
                     break
                 if len(pending) >= most:
@@ -194,12 +203,14 @@ class HostQueue:
                 operation = entries[0]
                 gate = operation.gate
                 is_open: bool | None = True
-                if gate is functions:  # it has no failure, and is closed at the end of most pumps
-                    is_open = functions.ready(operation)
+                if (
+                    gate is submissions
+                ):  # as `_is_open`, without its call: it has no failure, and is closed in most pumps
+                    is_open = submissions.ready(operation)
                 elif gate is not None:
                     is_open = self._is_open(operation, gate)
                 if not is_open:
-                    moved = moved or is_open is None
+                    moved = moved or is_open is None  # it has failed or was skipped, and all entries with it
                     break
                 try:
                     entries.popleft()
@@ -207,11 +218,11 @@ class HostQueue:
                     if operation.status < SUBMITTED:  # an abandoned one keeps its state
                         operation.status = SUBMITTED
                     queue.submit(operation, operation.call, operation.arguments, ahead=True)
-                except BaseException:
+                except BaseException:  # such as Ctrl-C: most errors fail the operation, and are not raised
                     queue.rare.interruption.put_back(operation)
                     raise
                 operation.forget_call()
-            else:
+            else:  # no `break`: there may be more
                 self._pump_soon()
         finally:
             self._pumping = False
@@ -219,13 +230,14 @@ class HostQueue:
             self._pump_followers()
 
     def _gets_room(self) -> bool:
-        """Query the full stream, unless it was queried just now. Return whether it has room for an entry."""
+        """Query the full stream, unless it was queried just now. Return whether it has room, and an entry is left."""
         queue = self._queue()
         return (
             queue.driver.now() - queue.last_busy >= ASK_AGAIN and queue.poll(MOST_PER_PUMP) > 0 and bool(self.entries)
         )
 
     def _pump_followers(self) -> None:
+        """Pump the queues that wait for an operation of this one: it may have been submitted."""
         reactor = self._queue().reactor
         followers, self.followers = self.followers, {}
         if reactor.pumps is None:
@@ -241,7 +253,7 @@ class HostQueue:
             failure = gate.failure()
             if failure is None:
                 return bool(entries) and entries[0] is operation  # unless a fault has emptied the host queue
-            failure = failure.unseen()
+            failure = failure.unseen()  # it may be delivered already; whoever awaits this operation gets it again
             entries.popleft().forget_call()
             queue.rare.skip(operation, failure)
             self.skip_all(failure)
@@ -263,7 +275,7 @@ class HostQueue:
 
     def _pump_again(self) -> None:
         self._scheduled = False
-        if self.entries:  # they hold the queue
+        if self.entries:  # they hold the ring: without one, `_queue()` might return None
             self.pump()
 
     def skip_all(self, failure: Failure) -> None:
@@ -276,12 +288,12 @@ class HostQueue:
     def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
         """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""
         while self.entries:
-            operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
-            awaited = operation.is_awaited
+            operation = self.entries[0]  # removed last: after Ctrl-C in a hook, the next call goes on with it
+            awaited = operation.is_awaited  # before `fail`, which drops the waiters
             operation.forget_call()
             operation.fail(failure, fault)
             yield operation, awaited
-            if self.entries and self.entries[0] is operation:
+            if self.entries and self.entries[0] is operation:  # else a hook of the caller has emptied the queue
                 self.entries.popleft()
 
     def withdraw(self) -> list[StreamOperation[Any]]:
@@ -312,8 +324,8 @@ class Pumps:
         self._is_scheduled = False
 
     def pump(self, queues: Iterable[Ring]) -> None:
-        """Pump these streams, now or, inside a call of this method, when the outermost one gets to them."""
-        self._waiting.extend(reversed(tuple(queues)))  # those that this stream pumps come before the others
+        """Pump these streams. A call inside another one only adds them to the list, before those already there."""
+        self._waiting.extend(reversed(tuple(queues)))
         if self._is_pumping:
             return
         self._is_pumping = True

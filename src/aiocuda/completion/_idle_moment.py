@@ -49,13 +49,17 @@ def is_idle(driver: Driver) -> bool:
     reactors = [known() for known in list(reactors_of(driver))]
     try:
         return all(reactor is None or reactor.is_idle() for reactor in reactors)
-    except (AiocudaError, RuntimeError):  # a query was refused; or a loop that had stopped runs again
+    except (AiocudaError, RuntimeError):  # a query was refused; or a loop that had stopped changes its queues again
         return False
 
 
 def log_not_idle(device_state: DeviceState, work: str) -> None:
-    """Log that a call was made in the middle of work, because no idle moment has come in its time."""
+    """Log that a call was made while operations were unfinished: no idle moment has come within its time."""
     log("info", "no_idle_moment", device=device_state.properties.name, work=work)
+
+
+#: The result of `IdleJob.run` that has not called the function.
+NOT_CALLED = object()
 
 
 class IdleJob:
@@ -63,6 +67,8 @@ class IdleJob:
 
     Attributes
     ----------
+    finish
+        Called on the loop when the function has ended: ``finish(result, error, was_idle)``.
     called
         The function was called.
     was_idle
@@ -90,11 +96,16 @@ class IdleJob:
         """Wait for an idle moment no longer. Any thread."""
         self.deadline = -math.inf
 
-    def run(self, work: Callable[[], T]) -> T | None:
-        """Call the function, unless work has begun since the loop has found an idle moment. On a worker thread."""
+    def run(self, work: Callable[[], T]) -> T | object:
+        """Call the function if the moment is still idle, or the deadline has passed. On a worker thread.
+
+        Otherwise return `NOT_CALLED`: `IdleMoments` then waits for another idle moment.
+        """
+        if self.called:  # by another thread: Ctrl-C has made `_look` give it twice
+            return NOT_CALLED
         self.was_idle = is_idle(self._reactor.device_state.driver)
-        if self.called or not (self.was_idle or self.is_due):
-            return None
+        if not (self.was_idle or self.is_due):
+            return NOT_CALLED
         self.called = True
         return work()
 
@@ -116,7 +127,7 @@ class IdleMoments:
     def start(self, work: Callable[[], T], finish: IdleFinish[T], seconds: float) -> IdleJob:
         """Call ``work`` on a worker thread at the first idle moment, or when it has not come within so many seconds.
 
-        ``finish(result, error, was_idle)`` is called on the loop. If the reactor is closed before, its error is a
+        ``finish(result, error, was_idle)`` is called on the loop. If the reactor is closed before, ``finish`` gets a
         `ClosedError`, and ``work`` may have been called or not. After a fault, ``work`` is called at once: the driver
         raises the fault in it, or does nothing.
         """
@@ -145,12 +156,13 @@ class IdleMoments:
         return bool(self._jobs)
 
     def _look_later(self, seconds: float) -> None:
+        """Have the loop call `_look` after so many seconds, unless it will do so already."""
         if self._timer is None:
-            # In an empty context, as the watchdog.
+            # In an empty context: what it logs concerns no single task.
             self._timer = self._reactor.loop.call_later(seconds, self._look, context=Context())
 
     def _look(self) -> None:
-        """Give the functions to worker threads if the moment is idle; otherwise those that have waited long enough."""
+        """Give all waiting functions to worker threads if the moment is idle; else those whose deadline has passed."""
         self._timer = None
         try:
             self._query_unattended()
@@ -159,21 +171,22 @@ class IdleMoments:
                 job.is_due = now >= job.deadline
                 if idle or job.is_due:
                     self._give(job)
-                    del self._waiting[job]  # last: if Ctrl-C comes before, a second thread finds that it was called
+                    del self._waiting[job]  # last: if Ctrl-C comes before, a second thread gets it and does not call it
         finally:
             if self._waiting:
                 self._look_later(LOOK_SECONDS)
 
     def _give(self, job: IdleJob) -> None:
-        """Give a function to a worker thread."""
+        """Give a function to a worker thread. If the moment is over by then, `_ended` has the function wait again."""
         ended = functools.partial(self._ended, job)
         try:
+            # The function is an argument of `run`, so that `Jobs` finds its name.
             self._reactor.jobs.start(functools.partial(job.run, job.work), ended)
         except Exception as error:  # noqa: BLE001 - `finish` gets it
             self._reactor.guard(ended, None, error)
 
     def _query_unattended(self) -> None:
-        """Query the streams of this loop that no task waits for: the watchdog does so only every 25 ms."""
+        """Query the streams of this loop that no task awaits, on all devices. The watchdog does so every 25 ms only."""
         budget = MOST_PER_TURN
         for known in list(reactors_of(self._reactor.device_state.driver)):
             reactor = known()
@@ -185,10 +198,10 @@ class IdleMoments:
                         budget -= queue.poll(budget, newest_only=True)
 
     def _ended(self, job: IdleJob, result: Any, error: BaseException | None) -> None:
-        """Finish a function that a thread has called; wait again for one that it has given back."""
-        if job.ended:
+        """Finish a function that a thread has called. Have one that it has not called wait for another idle moment."""
+        if job.ended or (result is NOT_CALLED and job.called):  # by `close`, or by another thread that has it, too
             return
-        if job.called or error is not None:
+        if result is not NOT_CALLED:
             job.ended = True
             del self._jobs[job]
             job.finish(result, error, job.was_idle)
@@ -197,7 +210,10 @@ class IdleMoments:
             self._waiting[job] = None
 
     def close(self) -> list[Callable[[], object]]:
-        """Drop the functions that no thread has. Return what finishes them, to be called if the loop is open."""
+        """Drop the functions that no thread has. Return calls of their ``finish``, to be made if the loop is open.
+
+        `Jobs.close` finishes those that a thread has.
+        """
         if self._timer is not None:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, {}

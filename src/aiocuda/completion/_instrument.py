@@ -1,4 +1,4 @@
-"""Instrument: the hooks of a listener, which `Device.listen` calls for every operation of a device."""
+"""Instrument: the hooks of a listener, called for every operation and batch of a device in a `Device.listen` block."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StartedBatch:
     waited_s
         For each request, the seconds since the call of ``submit``.
     batcher
-        A number of the batcher, unique in the process.
+        The batcher's own number, unique in the process.
     """
 
     function: str
@@ -104,7 +104,8 @@ class BatchListener(Protocol):
     def on_batch(self, batch: StartedBatch, /) -> Callable[[Sequence[BaseException | None]], object] | None:
         """Called in the batch's own task and context, before its function.
 
-        It may return a function, which is called when the batch has ended, with the exception of each request, or None.
+        Return None, or a function. This is called when the batch has ended, with a sequence that has one entry for each
+        request: its exception, or None if it has a result.
         """
 
 
@@ -115,9 +116,10 @@ Listener: TypeAlias = SubmitListener | ResolveListener | BatchListener
 class Instrument(Protocol):
     """A base class for listeners, with hooks that do nothing.
 
-    A listener needs no base class: `aiocuda.Device.listen` accepts every object with one of the two hooks. The hooks
-    run in the event loop of the operation's stream, in a context with the context variables of the task that enqueued
-    the operation. They must return at once and must not raise. A hook must not await, and must enqueue nothing.
+    A listener needs no base class: `aiocuda.Device.listen` accepts every object with one of the two hooks, or with that
+    of `BatchListener`. The two hooks run in the event loop of the operation's stream, in a context with the context
+    variables of the task that enqueued the operation. They must return at once and must not raise. A hook must not
+    await, and must enqueue nothing.
     """
 
     #: True to record a timing event before and after every operation, for `on_resolve`.

@@ -30,7 +30,7 @@ _sequence = itertools.count(1)
 
 
 class _Crew(NamedTuple):
-    """The loop's side of worker threads."""
+    """The functions that `Jobs.worker_threads` got for one group of threads."""
 
     heard: Callable[[], object]
     closed: Callable[[BaseException], object]
@@ -69,17 +69,20 @@ class Jobs:
         self._watches = tuple(each for each in self._watches if each != watch)
 
     def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
-        """Run ``work`` on a thread of the driver, then ``finish(result, error)`` on the loop."""
+        """Run ``work`` on a thread of the driver, then ``finish(result, error)`` on the loop.
+
+        After ``work``, the driver puts the tag of the job into the port. The reactor then calls `finished` on the loop.
+        """
         if self.closed:
             raise ClosedError("the device has been closed: nothing more is given to its threads")
         tag = JOB | next(_sequence)
-        outcome: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]  # the result and the error
 
         def run() -> None:
-            begun = self._driver.now() if self._watches else 0.0
+            begun = self._driver.now() if self._watches else 0.0  # 0.0: nothing to tell a watch
             try:
                 outcome[0] = work()
-            except BaseException as error:  # noqa: BLE001 - the loop gets it
+            except BaseException as error:  # noqa: BLE001 - `finish` gets it on the loop
                 outcome[1] = failure_of(error)
             if begun:
                 for watch in self._watches:
@@ -100,14 +103,17 @@ class Jobs:
         return await self.wait(functools.partial(self.start, work))
 
     async def wait(self, start: Callable[[Finish[T]], object]) -> T:
-        """Call ``start(finish)``, and wait for the result that ``finish`` is called with."""
+        """Call ``start(finish)``, and wait until ``finish(result, error)`` is called. Return the result, or raise.
+
+        If the wait was cancelled before, the loop's exception handler gets the error.
+        """
         loop = asyncio.get_running_loop()
-        # The error is part of the result: a future would throw it into the waiting task, where a GeneratorExit closes
-        # the coroutines instead of being raised in them.
+        # The future's result has the error. As the future's exception, a GeneratorExit would be thrown into the waiting
+        # task and close its coroutines; raised here, it is an error as any other.
         future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
         def finish(result: T | None, error: BaseException | None) -> None:
-            if future.done():
+            if future.done():  # the wait was cancelled
                 if error is not None and not self.closed:
                     loop.call_exception_handler({"message": "aiocuda: work failed unheard", "exception": error})
             else:
@@ -129,7 +135,9 @@ class Jobs:
         closed: Callable[[BaseException], object],
         is_busy: Callable[[], bool],
     ) -> tuple[WorkerThreads, Callable[[], object]]:
-        """Return threads that call ``step`` when they are woken, and a function that ends the watch of them.
+        """Return threads that call ``step`` when they are woken, and a function that their owner calls at the end.
+
+        After that function, ``heard`` and ``closed`` are not called any more.
 
         Parameters
         ----------
@@ -150,7 +158,7 @@ class Jobs:
         return made, lambda: self._crews.pop(tag, None)
 
     def is_busy(self, loop_runs: bool) -> bool:
-        """Return whether a thread runs a job, or the loop, which runs, has not received a job's result yet."""
+        """Return whether a thread is at work. With ``loop_runs``, a job also counts until the loop has finished it."""
         return bool(self._waiting if loop_runs else self.running) or any(
             crew.is_busy() for crew in list(self._crews.values())
         )
@@ -163,7 +171,7 @@ class Jobs:
             )
 
     def finished(self, tag: int) -> None:
-        """Finish the job of a tag. A tag for a loop that has used the port before is ignored."""
+        """Finish the job of a tag, or call ``heard`` of worker threads. A tag for an earlier loop is ignored."""
         job = self._waiting.pop(tag, None)
         if job is None:
             crew = self._crews.get(tag)
@@ -173,10 +181,10 @@ class Jobs:
             finish, (result, error) = job
             finish(result, error)
             if isinstance(error, LEAVES_LOOP):
-                raise error
+                raise error  # KeyboardInterrupt or SystemExit of the work ends the loop, too
 
     def close(self) -> list[Callable[[], object]]:
-        """Accept no more jobs. Return functions that wake the waiters, to be called on the loop if it is open.
+        """Accept no more jobs. Return functions that pass a `ClosedError` on, to be called on the loop if it is open.
 
         Jobs that threads have begun continue, and hold the objects that they need.
         """
@@ -196,7 +204,7 @@ class Jobs:
 def _name(work: Callable[..., object]) -> str:
     """Return a name for a job: of its function, or of the function that encloses its lambda."""
     while isinstance(work, functools.partial):
-        # `Device.offload` runs a function of the program in a context.
+        # `Context.run` and `IdleJob.run` call their first argument: that is the function.
         work = work.args[0] if getattr(work.func, "__name__", "") == "run" and work.args else work.func
     name = str(getattr(work, "__qualname__", type(work).__qualname__))
     parts = [part for part in name.split(".") if part not in ("<lambda>", "<locals>")]

@@ -17,7 +17,7 @@ Hooks: TypeAlias = tuple[Hook, ...]
 
 
 class Listening(NamedTuple):
-    """A listener with its attributes, which are read once: when it begins to listen."""
+    """A listener and its hooks, which are read once: when it begins to listen. A hook that it lacks is None."""
 
     listener: object
     timing: bool
@@ -29,7 +29,7 @@ class Listening(NamedTuple):
 
     @classmethod
     def of(cls, listener: Any) -> Listening:
-        """Read the attributes of a listener."""
+        """Return a listener with its hooks, and whether it wants timing events."""
         names = ("on_submit", "on_resolve", "on_batch", "on_follow", "on_outcome")
         hooks = [getattr(listener, name, None) for name in names]
         return cls(listener, bool(getattr(listener, "timing", False)), *hooks)
@@ -80,7 +80,7 @@ class Listeners:
 
 
 def call_hooks(hooks: Iterable[Hook], *arguments: object) -> list[tuple[object, BaseException]]:
-    """Call hooks. Return the listeners whose hook has raised, with the exception."""
+    """Call each hook with these arguments. Return the listeners whose hook has raised, with the exception."""
     failed = []
     for listener, hook in hooks:
         try:
@@ -93,7 +93,7 @@ def call_hooks(hooks: Iterable[Hook], *arguments: object) -> list[tuple[object, 
 def call_resolve_hooks(
     hooks: Iterable[Hook], operation: object, start: int, end: int
 ) -> list[tuple[object, BaseException]]:
-    """Do the same as `call_hooks`, 0.1 µs faster for these arguments."""
+    """Do the same as `call_hooks` for the hooks ``on_resolve`` (see `ResolveListener`), 0.1 µs faster."""
     failed = []
     for listener, hook in hooks:
         try:
@@ -104,9 +104,9 @@ def call_resolve_hooks(
 
 
 class Reports:
-    """Notifies the listeners of the operations of one stream, once of each event.
+    """Notifies the listeners of the operations of one stream: once that each is submitted, and once that it ends.
 
-    It knows which operations are awaited without a waiter: an await that begins resolves operations before it suspends.
+    An await that begins resolves operations before it suspends, so they are awaited without a waiter: `awaits`.
     """
 
     __slots__ = ("_gathered", "_queue", "_reported")
@@ -117,11 +117,14 @@ class Reports:
         self._gathered: frozenset[StreamOperation[Any]] = frozenset()
 
     def awaits(self, operation: StreamOperation[Any]) -> bool:
-        """Return whether an await that begins waits for the operation."""
+        """Return whether an await that begins now waits for the operation."""
         return operation is self._queue().awaiting or operation in self._gathered
 
     def linger(self, last: StreamOperation[Any], gathered: Sequence[StreamOperation[Any]]) -> None:
-        """Call `Ring.linger` for the last operation of a stream. The hooks see that all gathered ones are awaited."""
+        """Call `Ring.linger` for the last operation that `gather` awaits on this stream.
+
+        Meanwhile `awaits` is true for all gathered ones, so the hooks see that they are awaited.
+        """
         self._gathered = frozenset(gathered)
         try:
             self._queue().linger(last)
@@ -129,11 +132,11 @@ class Reports:
             self._gathered = frozenset()
 
     def was_reported(self, operation: StreamOperation[Any]) -> bool:
-        """Return whether the listeners have been notified of the end of this operation, the last one of all."""
+        """Return whether this operation is the last one whose end the listeners have been notified of."""
         return operation.id == self._reported
 
     def followed(self, operation: StreamOperation[Any]) -> None:
-        """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
+        """Notify the listeners that the next operation waits for this one of another stream, without a "wait"."""
         listeners = self._queue().device_hot.listeners
         if listeners is not None and listeners.follow:
             self._remove_failed(call_hooks(listeners.follow, self._queue(), operation))
@@ -142,7 +145,7 @@ class Reports:
         """Notify the listeners that the stream has accepted the operation."""
         try:
             failed = operation.context.run(call_hooks, hooks, operation)
-        except RuntimeError:  # a hook of this operation, which runs in this context, has led here
+        except RuntimeError:  # the context is in use: a hook that runs in it has led to this call
             failed = operation.context.copy().run(call_hooks, hooks, operation)
         if failed:
             self._remove_failed(failed)
@@ -150,7 +153,7 @@ class Reports:
     def resolved(self, operation: StreamOperation[Any]) -> bool:
         """Notify the listeners, once, that the operation is about to finish. Its events are still valid.
 
-        Return whether the operation now has an `Extra`: a hook may abandon it.
+        Return whether the operation has an `Extra` afterwards: a hook may abandon it. Give back its start event.
         """
         device_state = self._queue().device_state
         listeners = device_state.hot.listeners if operation.id != self._reported else None
@@ -160,7 +163,7 @@ class Reports:
                 try:
                     if listeners is not None and end is not None and end.timing:
                         self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
-                        listeners = None
+                        listeners = None  # notified
                 finally:
                     device_state.leases.give(start)
         if listeners is not None and listeners.resolve:
@@ -168,7 +171,7 @@ class Reports:
         return operation.extra is not None
 
     def faulted(self, operation: StreamOperation[Any], awaited: bool) -> None:
-        """Notify the listeners of an operation that a fault has ended. Its events stay in use.
+        """Notify the listeners of an operation that a fault has ended. Its events are not given back.
 
         ``awaited``: it had waiters, which have been woken.
         """
@@ -176,20 +179,21 @@ class Reports:
         self.gone(operation, awaited)
 
     def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
-        """Notify the listeners of an operation that nothing watches any more."""
+        """Notify the listeners of an operation that nothing watches any more; ``awaited`` as in `faulted`."""
         queue = self._queue()
         listeners = queue.device_hot.listeners
         if listeners is not None and listeners.resolve:
-            before, queue.awaiting = queue.awaiting, operation if awaited else None
+            before, queue.awaiting = queue.awaiting, operation if awaited else None  # for `Operation.is_awaited`
             try:
                 self._call_resolve(listeners.resolve, operation, 0, 0)
             finally:
                 queue.awaiting = before
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
-        left = iter(hooks)
+        """Call hooks ``on_resolve`` in the operation's context. After Ctrl-C, call the rest of them, and raise it."""
+        left = iter(hooks)  # a second run goes on where the first one has stopped
         self._reported = operation.id
-        # Nothing between these lines makes a call: Ctrl-C comes before the operation counts as reported, or below.
+        # No call between these lines: Ctrl-C comes before the operation counts as reported, or in the `try`.
         try:
             failed = operation.context.run(call_resolve_hooks, left, operation, start, end)
         except RuntimeError:  # as in `submitted`
@@ -209,7 +213,7 @@ class Reports:
                 self._queue().reactor.report(
                     f"a hook of the listener {type(listener).__qualname__} failed, and the listener was removed", error
                 )
-            except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first
+            except BaseException as left:  # noqa: BLE001 - Ctrl-C is raised after all have been removed and reported
                 interrupt = left
         if interrupt is not None:
             raise interrupt

@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     name
         As in `Operation.kind`.
     workload
-        What `aiocuda.pool.classify` returns for the name. With None it refuses the name.
+        What `aiocuda.pool.classify` returns for the name. If this is None, it refuses the name.
     colour
         In pictures. None if the operation does no work and only orders others: then it is a thin line.
     size
@@ -45,18 +45,18 @@ class Refusal(NamedTuple):
     """Why no graph can contain the work of a method."""
 
     work: str  #: what the work is
-    cure: str
+    cure: str  #: what the program can do instead
 
 
 class Method(NamedTuple):
-    """One method that runs the stream's hook.
+    """One method of streams that runs the stream's hook (`aiocuda.device.streams._hook`).
 
     Attributes
     ----------
     name
         As in the call of the hook.
     kind
-        Of the operations that it makes; None if it makes none.
+        Of the operations that the method makes; None if it makes none.
     also
         Other kinds of operations that it makes.
     submits
@@ -66,7 +66,7 @@ class Method(NamedTuple):
     writes_result
         True if the operation writes the buffer that is its result.
     host
-        The arguments that may be host memory, in the same form.
+        The arguments that may be host memory, in the form of ``accesses``.
     graph
         What a captured stream does: it records a ``"node"``, or only an ``"order"`` of nodes; or it refuses the work.
         With None the method works only after the capture.

@@ -2,11 +2,15 @@
 
 `Budget` limits the notifiers of all loops of a device.
 
-A notifier is a host function that the driver runs once after an event; it puts a tag into the loop's port. It is armed
-from `NotifierPool.arm` until *its own* tag has been read from the port. If the operation is resolved earlier, for
-example by polling, the notifier stays armed, because the host function is still in its side stream. Unknown tags are
-ignored. A notifier that is silent for two passes of the watchdog after its event was seen done counts as a lost
-wake-up, and is not used again until its tag comes: a host function of another library may hold it up.
+A notifier is a host function that the driver runs once after an event. It puts a *tag*, an integer, into the *port* of
+the loop, which wakes the loop. The notifier is armed from `NotifierPool.arm` until *its own* tag has been read from the
+port. If the operation is resolved earlier, for example by polling, the notifier stays armed, because the host function
+is still in its side stream. Unknown tags are ignored.
+
+To arm a notifier takes a *token* from the device's `Budget`, and the token goes back when the tag comes. A notifier
+whose tag has not come in two passes of the watchdog after its event was seen done counts as a lost wake-up: its token
+goes back, and it is *quarantined*, which means that it is not used until its tag comes. A host function of another
+library may hold it up.
 """
 
 from __future__ import annotations
@@ -74,12 +78,12 @@ class EventLeases:
         return Lease(self._driver.event_create(self._device, timing), timing, idle)
 
     def give(self, lease: Lease) -> None:
-        """Return an event. Device-side waits that are enqueued on it stay valid."""
-        lease.generation += 1
+        """Give back an event. Device-side waits that are enqueued on it stay valid."""
+        lease.generation += 1  # whoever still refers to the lease finds out that it was given back
         lease.home.append(lease)
 
     def give_late(self, lease: Lease) -> None:
-        """Return an event that the program may have held until after the device was closed."""
+        """Give back an event, and destroy it if the device has been closed: the program may have held it so long."""
         self.give(lease)
         if self._closed:
             with contextlib.suppress(ClosedError):  # the driver is closed, and has destroyed its events
@@ -91,20 +95,20 @@ class EventLeases:
         return len(self.plain) + len(self._timed)
 
     def close(self) -> None:
-        """Destroy the idle events."""
+        """Destroy the idle events. Those on loan stay, until `give_late` destroys them."""
         self._closed = True
         for idle in (self.plain, self._timed):
             while idle:
                 lease = idle.pop()
-                lease.word = 0  # a stream of another device that would wait for it finds out that it is gone
+                lease.word = 0  # its native handle: a wait of another device for the event finds that it is gone
                 self._driver.event_destroy(lease.handle)
 
 
 class ArmedNotifier:
     """A notifier from the moment it is armed until its tag has come.
 
-    A query may find the end of its operation earlier. It refers to the operation weakly: a result must not live until a
-    late tag comes.
+    A query may find the end of its operation earlier. The reference to the operation is weak: a result must not live
+    until a late tag comes. In a notifier of `EventWatch`, the operation is a wait, and the queue has no reactor.
 
     Attributes
     ----------
@@ -134,17 +138,14 @@ class ArmedNotifier:
 
     @property
     def is_settled(self) -> bool:
-        """True if the device has finished with the operation: until then, the queue holds it.
-
-        Nothing holds the wait for work that no queue has, which may be given up before.
-        """
-        if self.queue.reactor is None:
+        """True if the device is known to have finished with the operation."""
+        if self.queue.reactor is None:  # the wait may have been given up: only a query tells
             return self.found_at < math.inf
         operation = self._operation()
-        return operation is None or operation.is_settled
+        return operation is None or operation.is_settled  # its queue holds it until it is settled
 
 
-def _idle(driver: Driver) -> dict[int, list[NotifierPool]]:
+def _idle_pools(driver: Driver) -> dict[int, list[NotifierPool]]:
     """Return the pools of closed loops, by device. Notifiers are never destroyed, so the next loop takes them over.
 
     They are in the driver's own registry: a global table would keep the driver alive, because notifiers hold it.
@@ -188,33 +189,36 @@ class NotifierPool:
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> NotifierPool:
-        """Return the pool of a closed loop, or a new one."""
-        idle = _idle(driver).get(device)
+        """Return the pool of a closed loop, or a new one. ``wake`` is that of `Notify.open_port`."""
+        idle = _idle_pools(driver).get(device)
         notifier_pool = idle.pop() if idle else cls(driver, device)
         notifier_pool._wake = wake
         return notifier_pool
 
     def give(self, driver: Driver, tokens: list[int]) -> None:
-        """Make the pool available to the next loop. Armed notifiers stay armed, and return their tokens."""
+        """Make the pool available to the next loop. Armed notifiers stay armed, but their tokens go back now."""
         self._wake = None
         for armed in self.armed.values():
             if armed.token is not None:
                 tokens.append(armed.token)
                 armed.token = None
-        _idle(driver).setdefault(self._device, []).append(self)
+        _idle_pools(driver).setdefault(self._device, []).append(self)
 
-    def silence(self, tokens: list[int]) -> None:
-        """Forget the armed notifiers: after a device fault none comes, and none is armed."""
+    def forget_armed(self, tokens: list[int]) -> None:
+        """Give back the tokens of armed notifiers, and forget these: after a device fault no tag comes.
+
+        They are not free again, since no notifier is armed after a fault.
+        """
         tokens += [armed.token for armed in self.armed.values() if armed.token is not None]
         self.armed.clear()
 
     @staticmethod
     def dismiss(driver: Driver) -> None:
         """Close the idle pools of a driver that is being closed: its ports go to other users."""
-        for pools in _idle(driver).values():
+        for pools in _idle_pools(driver).values():
             for pool in pools:
                 pool._close()
-        _idle(driver).clear()
+        _idle_pools(driver).clear()
 
     def arm(
         self, driver: Driver, queue: Ring, operation: StreamOperation[Any], tokens: list[int]
@@ -228,7 +232,7 @@ class NotifierPool:
         except IndexError:
             return None
         try:
-            if not self._free:
+            if not self._free:  # a new notifier, with its side stream: the creation may wait for running kernels
                 run = WaitingCalls.of(driver).run
                 self._notifiers.append(run("cuStreamCreateWithPriority", driver.notifier, self._device, self.port))
                 self._free.append(len(self._notifiers) - 1)
@@ -247,7 +251,10 @@ class NotifierPool:
         return armed
 
     def disarm(self, tag: int, tokens: list[int]) -> ArmedNotifier | None:
-        """Free the notifier whose tag has come, and return it; None for an unknown tag."""
+        """Free the notifier whose tag has come, and give back its token. Return it.
+
+        Return None for a quarantined notifier, which only becomes free, and for an unknown tag.
+        """
         armed = self.armed.pop(tag, None)
         if armed is None:
             if tag in self.quarantined:
@@ -259,9 +266,9 @@ class NotifierPool:
         return armed
 
     def tick(self, tokens: list[int]) -> list[ArmedNotifier]:
-        """Quarantine and return the notifiers that have been silent for two passes of the watchdog after their event.
+        """Quarantine and return the notifiers whose tags have not come in two passes of the watchdog after the event.
 
-        ``tokens`` are the permissions of the `Budget` to arm one: theirs go back.
+        Their tokens go back. Called in each pass of the watchdog.
         """
         lost: list[ArmedNotifier] = []
         for tag, armed in list(self.armed.items()):
@@ -283,12 +290,12 @@ class Budget:
     Attributes
     ----------
     tokens : list of int
-        One per notifier that may be armed. With more, streams would share hardware queues with notifiers (measured: 24
-        armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41 ms).
+        One for each notifier that may still be armed. With more in all, streams would share hardware queues with
+        notifiers (measured: 24 armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41 ms).
     streams : int
-        The streams of all openings.
+        The number of streams of all openings.
     default_streams : int
-        The `Stream` objects that represent the device's default stream, which is one.
+        The number of `Stream` objects that represent the device's default stream, which is one.
     device_states : dict of weak references
         The openings. Each reference removes itself when its opening is collected.
     """
@@ -303,7 +310,7 @@ class Budget:
 
     @classmethod
     def of(cls, driver: Driver, device: int) -> Budget:
-        """Return the budget of a device."""
+        """Return the budget of a device. The first call makes it."""
         key = ("budget", device)
         known = driver.registry.get(key)
         if known is None:

@@ -1,6 +1,6 @@
 """Progress: the states of operations, marks in the order of a stream, and the work that a stream has left.
 
-Packages that follow or choose streams use it.
+Packages that follow or choose streams use it. A *marker* is an operation whose event stands for all earlier work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNKNOWN_SECONDS = 1e-3
 
 
 def check_awaited(thing: object, role: str) -> None:
-    """Raise `InvalidTypeError` if an operation was passed instead of its result."""
+    """Raise `InvalidTypeError` if ``thing``, which the error calls ``role``, is an operation instead of its result."""
     if isinstance(thing, Operation):
         raise InvalidTypeError(
             f"{role} is an Operation: await it first, and pass its result. It is {thing!r}"
@@ -49,28 +49,35 @@ def enqueue_mark(queue: Ring, kind: str) -> StreamOperation[None]:
 
 
 def when_accepted(queue: Ring, function: Callable[[Ring], object], context: Context) -> None:
-    """Call a function on the loop when the stream has accepted all that is on the host now, or has failed."""
+    """Call ``function(queue)`` on the loop when the stream has accepted all that is on the host now, or has failed.
+
+    ``report`` is the driver call of a marker, for the first case, and a waiter of it, for a marker that is skipped.
+    """
     marker = queue.marker()
     called = False
 
-    def call(_: object = None) -> None:
+    def report(_: object = None) -> None:
         nonlocal called
         if not called:
             called = True
-            marker.waiters = None
+            marker.waiters = None  # so that the reactor does not wait for the marker
             queue.loop.call_soon(function, queue, context=context)
 
-    marker.add_waiter(Callback(call, context))
-    queue.rare.host_queue.put(marker, call, ())
+    marker.add_waiter(Callback(report, context))
+    queue.rare.host_queue.put(marker, report, ())
 
 
 def when_passed(
     operation: StreamOperation[Any], function: Callable[[StreamOperation[Any]], object], context: Context
 ) -> None:
-    """Call a function when the device is done with an operation. An abandoned operation finishes before that."""
+    """Call ``function(operation)`` when the device is done with the operation.
+
+    If it was abandoned before this call, the argument is a marker behind it. If it is abandoned afterwards, the
+    function is called at that moment, and ``operation.is_settled`` may still be False.
+    """
     queue = operation.queue
     if operation.status == ABANDONED and not operation.is_settled and queue.driver.fault is None:
-        operation = _mark_after(queue, operation)
+        operation = _mark_after(queue, operation)  # after a fault no marker would end
     operation.follow(function, context)
 
 
@@ -78,13 +85,13 @@ def _mark_after(queue: Ring, operation: StreamOperation[Any]) -> StreamOperation
     """Return a marker that comes after an abandoned operation."""
     if not any(entry is operation for entry in queue.on_host):
         return queue.submit_marker()
-    marker = queue.marker()  # a submitted one would overtake it
+    marker = queue.marker()  # behind it on the host, too: a submitted marker would overtake it
     queue.rare.host_queue.put(marker, None, ())
     return marker
 
 
 class StreamLoad:
-    """The work that one stream has left, for a choice between streams."""
+    """The work that one stream has left, for a choice between streams (`aiocuda.pool`)."""
 
     __slots__ = ("_queue",)
 
@@ -96,7 +103,7 @@ class StreamLoad:
         """True if the device has finished all operations of the stream. Queries the device if no task waits for it."""
         queue = self._queue
         if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor_hot.faulted:
-            queue.end()  # the stream waits at a barrier; only a new event after that wait shows when it is over
+            queue.end()  # the last work is a wait that no operation represents: only a marker shows when it is over
         if queue.pending and not queue.watch.attended:  # otherwise the reactor will soon resolve the operations
             queue.poll()
         return queue.idle
@@ -128,6 +135,7 @@ def _sum(operations: Iterable[StreamOperation[Any]], count: int) -> float:
 
 
 def _seconds(operation: StreamOperation[Any]) -> float:
+    """Return the predicted duration of an operation."""
     estimate = operation.estimate
     seconds = None if estimate is None else estimate.seconds
     return UNKNOWN_SECONDS if seconds is None else seconds

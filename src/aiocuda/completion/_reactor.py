@@ -1,7 +1,14 @@
-"""Reactor: watches the stream queues of one event loop on one device.
+"""Reactor: watches the stream queues of one event loop on one device, for any number of streams and waiters.
 
-It has one poller, one port, one alarm and one watchdog, for any number of streams and waiters. Each queue with a waiter
-is polled, or parked: `_wait_rule` says when. An operation is resolved only after a query.
+Notifications, polls and timers only say when to query. An operation is resolved only after a query.
+
+- A queue is *attended* while a task waits for one of its operations. Its *plan* is to be polled or parked, and
+  `_wait_rule` says when.
+- A *polled* queue is queried in each turn of the loop.
+- A *parked* queue waits for a host callback, the *notifier*: that puts its *tag* into the *port*, which wakes the loop.
+  Until then, the *alarm* queries the queue from time to time.
+- The *watchdog* queries queues with unfinished operations, attended or not: every 25 ms, at most 32 of them in turn.
+- A *budget* limits the operations that one pass resolves (`MOST_PER_TURN`), so that no turn of the loop takes long.
 """
 
 from __future__ import annotations
@@ -59,12 +66,15 @@ BURST = 0.2
 
 
 class QueryGuard:
-    """A context manager around a pass of queries, where another library may be capturing a stream.
+    """A context manager around a pass of queries. Without it, a query makes another library's capture fail.
+
+    It calls the driver only while `DeviceHot.guarded` is true. Passes may be nested: the outermost one ends it.
 
     Attributes
     ----------
     open : bool
-        True between the driver's ``begin_queries`` and ``end_queries``.
+        True between the driver's ``begin_queries`` and ``end_queries``. While it is False, `Ring.poll` does not query a
+        guarded device.
     """
 
     __slots__ = ("_depth", "_device_state", "_reactor", "open")
@@ -81,7 +91,7 @@ class QueryGuard:
                 self._device_state.driver.begin_queries()
                 self.open = True
             except DeviceFault:
-                pass  # the driver repeats it at the first query of the pass
+                pass  # `Ring.poll` queries in spite of that: the driver raises the fault again, and it is handled there
             except AiocudaError as error:
                 self._reactor.report_refusal(error)  # this pass makes no query
         self._depth += 1
@@ -94,17 +104,19 @@ class QueryGuard:
             self.end()
 
     def end(self) -> None:
-        """End the driver's ``begin_queries``. A refusal is reported: no operation has caused it."""
+        """Make the driver's ``end_queries``: also for `Ring.linger`. A refusal is reported: it is no operation's."""
         try:
             self._device_state.driver.end_queries()
         except DeviceFault:
-            pass  # as at the beginning
+            pass  # the driver keeps the fault, and raises it again at the next query
         except AiocudaError as error:
             self._reactor.report_refusal(error)
 
 
 class PollAllowance:
     """The time that a loop may poll beside armed host callbacks: a share of each second, for all streams together.
+
+    ``share * BURST`` seconds may be spent at once. Spent time comes back at ``share * (1 - BURST)`` per second.
 
     Parameters
     ----------
@@ -119,12 +131,13 @@ class PollAllowance:
         self._full_at = 0.0  # the time at which all of the allowance has come back
 
     def is_left(self, now: float) -> bool:
-        """Return whether the loop may poll now."""
+        """Return whether the loop may poll now: whether less than the whole burst is spent."""
+        # A whole burst takes ``BURST / (1 - BURST)`` seconds to come back.
         return self._share >= 1.0 or (self._share > 0.0 and self._full_at - now < BURST / (1.0 - BURST))
 
     def spend(self, began: float, ended: float) -> None:
         """Count a pass of polls between two times, and the turn of the loop that it belongs to."""
-        if self._share > 0.0:
+        if self._share > 0.0:  # otherwise there is nothing to come back
             spent = (ended - began + TURN_SECONDS) / (self._share * (1.0 - BURST))
             self._full_at = max(self._full_at, began) + spent
 
@@ -149,17 +162,17 @@ class Reactor:
     query_guard : QueryGuard
     wakes : Wakes
     pumps : Pumps or None
-        Made when streams wait for each other on the host.
+        Submits from the host queues of streams that wait for each other; None before there are any.
     notifier_pool : NotifierPool
     guest : EventWatch or None
-        The watch of `aiocuda.wait` on this device, which uses the notifiers, too, and takes them over at the end.
+        The watch of `aiocuda.wait` on this device. It uses the same notifiers, and gets them when the reactor closes.
     jobs : Jobs
     idle_moments : IdleMoments
     alarm : Alarm
-        Of the next query of a parked stream.
+        Set for the next query of a parked queue.
     poll_allowance : PollAllowance
     sweeps : tuple of callables
-        Called in each pass of the watchdog. Finalisers leave their memory to them.
+        Called in each pass of the watchdog, for example to release the memory of objects that were collected.
     """
 
     #: The names of the counters.
@@ -168,11 +181,11 @@ class Reactor:
         *("notifications", "watchdog_wakes", "lost_wakes"),
     )
 
-    __slots__ = ("__weakref__", "_complained", "_descriptor", "_heard", "_held_up_until", "_loop_watch", "_spinning",
-                 "_tags", "_watchdog", "abandoned", "alarm", "closed", "device_state", "failed", "guest", "hot",
-                 "idle_moments", "jobs", "loop", "lost_wakes", "notifications", "notifier_pool", "opened", "orphans",
-                 "parks", "poll_allowance", "pumps", "query_guard", "queues", "sleeps", "submission_pace", "submitted",
-                 "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
+    __slots__ = ("__weakref__", "_complained", "_descriptor", "_held_up_until", "_last_notified", "_loop_watch",
+                 "_spinning", "_tags", "_watchdog", "abandoned", "alarm", "closed", "device_state", "failed", "guest",
+                 "hot", "idle_moments", "jobs", "loop", "lost_wakes", "notifications", "notifier_pool", "opened",
+                 "orphans", "parks", "poll_allowance", "pumps", "query_guard", "queues", "sleeps", "submission_pace",
+                 "submitted", "sweeps", "wakes", "watchdog_wakes")  # fmt: skip
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
         self.device_state = device_state
@@ -182,15 +195,15 @@ class Reactor:
         self.query_guard = QueryGuard(self)
         # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
         self.queues: dict[Ring, None] = {}
-        self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
+        self._tags: list[int] = []  # read from the port and not handled yet; the oldest is the last
         self._spinning = False
-        self._heard = -math.inf  # the time of the last notification of an operation
-        self._held_up_until = -math.inf  # a query has found an end before its callback
+        self._last_notified = -math.inf  # the time of the last notification of an operation
+        self._held_up_until = -math.inf  # until then, callbacks count as late: see `_wait_rule`, Check
         self._watchdog: asyncio.TimerHandle | None = None
-        # A simulated loop does not run in real time.
+        # The turns of a simulated loop take no real time, so none can be too long.
         self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
         if self._loop_watch is not None:
-            self._loop_watch.calls.add(WaitingCalls.of(device_state.driver))
+            self._loop_watch.calls.add(WaitingCalls.of(device_state.driver))  # it reports which call blocks the loop
         self.submission_pace = SubmissionPace(loop)
         self.poll_allowance = PollAllowance(device_state.policy.share)
         self.wakes = Wakes.of(loop)
@@ -208,7 +221,7 @@ class Reactor:
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
         self.idle_moments = IdleMoments(self)
         reactors = reactors_of(device_state.driver)
-        reactors[weakref.ref(self, reactors.pop)] = None
+        reactors[weakref.ref(self, reactors.pop)] = None  # until it is collected
         descriptor = self._descriptor = self.notifier_pool.port.fileno()
         if descriptor is not None:
             try:
@@ -217,7 +230,7 @@ class Reactor:
                 self.notifier_pool.give(device_state.driver, device_state.tokens)
                 raise
         else:
-            loop.call_soon(self._on_port)  # handles tags for the loop that had this port before
+            loop.call_soon(self._on_port)  # tags may be left from the loop that had this port before
         self.alarm = Alarm(loop, device_state.driver.now, self._alarmed, watches=descriptor is not None)
 
     # -- the queues ----------------------------------------------------------------------------------------------
@@ -230,7 +243,7 @@ class Reactor:
         """Watch a queue with unfinished operations. The watchdog deactivates it when it is idle."""
         queue.set_active(True)
         self.queues[queue] = None
-        self.device_state.look_for_others()
+        self.device_state.look_for_others()  # sets `hot.guarded` if a library that captures streams was imported
         self.watch_again()
 
     def deactivate(self, queue: Ring) -> None:
@@ -240,7 +253,10 @@ class Reactor:
         self.stop_attending(queue)
 
     def stop_attending(self, queue: Ring) -> None:
-        """Drop the plan of a queue: none of its operations has a waiter any more."""
+        """Neither poll nor park a queue any more: no query can find an end that a task waits for.
+
+        An armed notifier stays armed.
+        """
         self.hot.attended.pop(queue, None)
         queue.watch.attended = queue.watch.polling = False
 
@@ -250,13 +266,13 @@ class Reactor:
             del self.opened[queue]
             self.submitted += queue.enqueued
         if queue.pending:
-            self.orphans[queue] = None  # first: another thread may ask `is_idle`
+            self.orphans[queue] = None  # before `deactivate`: another thread's `is_idle` must find the queue somewhere
         self.deactivate(queue)
 
     def is_idle(self) -> bool:
-        """Return whether the device has finished all operations of this loop. From any thread.
+        """Return whether the device has finished all operations that it has got from this loop. Any thread may call it.
 
-        A loop that runs sees that itself; for others the driver is queried.
+        A loop that runs resolves its operations itself. If it does not run, this method queries the driver.
         """
         watched = self.loop.is_running()
         for queue in list(self.queues):
@@ -271,11 +287,14 @@ class Reactor:
     def counts(self) -> list[int]:
         """Return the counters, in the order of `COUNTS`."""
         counts = [getattr(self.hot if name in ("polls", "resolved") else self, name) for name in self.COUNTS]
-        counts[0] += sum(queue.enqueued for queue in list(self.opened))
+        counts[0] += sum(queue.enqueued for queue in list(self.opened))  # `submitted` has those of retired queues only
         return counts
 
     def inline(self, queue: Ring) -> int:
-        """Poll for an await that begins. All awaits of one turn together resolve at most `MOST_PER_TURN` operations."""
+        """Query a queue for an await that begins. Return how many operations were resolved.
+
+        All awaits of one turn together resolve at most `MOST_PER_TURN` operations.
+        """
         left = MOST_PER_TURN - self.hot.turn.inlined
         if left <= 0:
             return 0
@@ -287,19 +306,23 @@ class Reactor:
     # -- the rule of waits: see `_wait_rule` -------------------------------------------------------------------------
 
     def plan(self, queue: Ring, queried: bool = False) -> None:
-        """Decide how to wait for a queue: when an operation gets a waiter, after a change, or after a query."""
+        """Poll or park a queue for the operation that is awaited; stop attending it if there is none.
+
+        Called when an operation gets a waiter, when the operations of the queue have changed, and, with ``queried``,
+        after a query. A plan for the same operation stays; a query only sets the time of the next one.
+        """
         if self.closed:
             return
         operation, predicted, repeats = queue.outlook.find(queue)
         if operation is None or operation.status == LANDING:
-            self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
+            self.stop_attending(queue)  # `StreamQueue.copied_out` ends an operation in LANDING: no query does
             return
         watch = queue.watch
         if watch.attended and watch.target == operation.id:  # the wait goes on
             if not watch.polling and queried:
                 self._park(queue, operation)
             elif not watch.polling and watch.armed is None:
-                self._arm(queue, operation)  # the time of the next query stays: awaits must not put it off
+                self._arm(queue, operation)  # but keep the time of the next query: awaits must not put it off
             return
         self.hot.attended[queue] = None
         watch.attended = True
@@ -316,6 +339,7 @@ class Reactor:
             self._park(queue, operation)
 
     def _spin_soon(self) -> None:
+        """Have the loop call `_spin_once` in its next turn, unless it will do so already."""
         if not self._spinning:
             self._spinning = True
             self.loop.call_soon(self._spin_once)
@@ -323,39 +347,40 @@ class Reactor:
     def _alarmed(self, now: float) -> None:
         """Query the parked queues that are due, or begin to poll them."""
         early = self.alarm.early
-        reached = max(now + early, self.alarm.reached)
+        reached = max(now + early, self.alarm.reached)  # what is due by then: the alarm rings early on purpose
         shortest = step(len(self.hot.attended))
-        # Callbacks that come together after a delay are no sign that the other streams are quiet.
-        quiet_from = self._heard + shortest + early if now >= self._held_up_until else -math.inf
+        # Until ``quiet_from``, queries beside armed callbacks are put off: callbacks have come just now, so the driver
+        # is not held up. While callbacks count as late, this shows nothing: they may have come together, after a delay.
+        quiet_from = self._last_notified + shortest + early if now >= self._held_up_until else -math.inf
         due, following = self.hot.due(reached, quiet_from, OVERDUE + early, shortest)
-        checked: list[Ring] = []
+        unarmed: list[Ring] = []
         armed: list[Ring] = []
         for queue in due:
             watch = queue.watch
-            if now < watch.poll_until:
+            if now < watch.poll_until:  # `_look_later` has set the time of a poll, not of a single query
                 watch.polling = True
                 self.sleeps += 1
                 self._spin_soon()
             elif watch.armed is None:
-                checked.append(queue)
+                unarmed.append(queue)
             else:
                 armed.append(queue)
-        if len(armed) > MOST_CHECKED and now >= self._held_up_until:
+        if len(armed) > MOST_CHECKED and now >= self._held_up_until:  # a few at a time, unless callbacks are late
             armed, put_off = _in_turn(armed, now)
             for queue in put_off:
                 queue.watch.poll_from += shortest
                 following = min(following, queue.watch.poll_from)
         if following < math.inf:
             self.alarm.set(following, now)
-        if checked or armed:
+        if unarmed or armed:
             try:
-                self._check(checked + armed, now)
-            except BaseException:  # Ctrl-C: the others are still due
+                self._check(unarmed + armed, now)
+            except BaseException:  # Ctrl-C: the queues that were not queried are still due
                 self.alarm.set(now + SHORTEST, now)
                 raise
 
     def _check(self, queues: list[Ring], now: float) -> None:
-        """Query parked queues that no callback has woken the loop for."""
+        """Query parked queues for which no tag has come, and plan anew or set the time of the next query."""
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in queues:
@@ -363,25 +388,26 @@ class Reactor:
                 resolved = queue.poll(budget, awaited=True) if budget > 0 else 0
                 budget -= resolved
                 if resolved and armed is not None and armed.is_settled:
-                    armed.found_at = now  # before its tag has come: see `_on_port`
-                if resolved or (armed is None and self.device_state.tokens):
-                    if queue.watch.attended and (budget > 0 or not self._goes_on(queue)):
+                    armed.found_at = now  # `_on_port` compares it with the time of the tag
+                if resolved or (armed is None and self.device_state.tokens):  # a notifier has become free for it
+                    if queue.watch.attended and (budget > 0 or not self._polls_next_turn(queue)):
                         self.plan(queue, queried=True)
                 elif queue.watch.attended:
                     self._look_later(queue, now)
 
     def _spin_once(self) -> None:
+        """Call `_spin`. If it is interrupted, call it again in the next turn."""
         self._spinning = False
         try:
             self._spin()
-        except BaseException:  # Ctrl-C: the polls go on if the loop does
+        except BaseException:  # Ctrl-C: the loop may be run again
             self._spin_soon()
             raise
 
     def _spin(self) -> None:
-        """Query each queue that is polled once; repeat in the next turn of the loop while there are any."""
+        """Query each polled queue once. Call `_spin_soon` if any is still polled."""
         budget = MOST_PER_TURN
-        again = beside = False
+        again = beside = False  # beside: a queue was polled beside its notifier, which `PollAllowance` limits
         now = self.device_state.driver.now()
         may_poll = self.poll_allowance.is_left(now)
         with self.query_guard:
@@ -395,13 +421,16 @@ class Reactor:
                 beside = beside or watch.parked
                 resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
-                if resolved and budget > 0:
+                if (
+                    resolved and budget > 0
+                ):  # without budget, more may be done: it stays polled, and the next turn plans
                     if queue in self.hot.attended:
-                        self.plan(queue)  # the poll goes on if the wait does: an earlier operation had a waiter, too
+                        self.plan(queue)  # it is polled on if only operations before the awaited one were done
                 elif not resolved and (now >= watch.poll_until or (watch.parked and not may_poll)):
                     watch.polling = False
                     if queue in self.hot.attended:
-                        self._park(queue, queue.outlook.find(queue)[0])
+                        awaited, _, _ = queue.outlook.find(queue)
+                        self._park(queue, awaited)
                 again = again or watch.polling
         if beside:
             self.poll_allowance.spend(now, self.device_state.driver.now())
@@ -409,18 +438,18 @@ class Reactor:
             self._spin_soon()
 
     def _park(self, queue: Ring, operation: StreamOperation[Any] | None) -> None:
-        """Wait for a notification of the awaited operation, and have the alarm query the queue in between."""
+        """Arm a notifier for the awaited operation. Until its tag comes, have the alarm query the queue."""
         if operation is None:
             self.stop_attending(queue)
             return
         self._arm(queue, operation)
-        if self.closed or self.hot.faulted:
+        if self.closed or self.hot.faulted:  # since `_arm` called the driver
             return
         queue.watch.parked = True
         self._look_later(queue, self.device_state.driver.now())
 
     def _look_later(self, queue: Ring, now: float) -> None:
-        """Set the time of the next query of a parked queue, which has been queried now."""
+        """Set the alarm for the next query of a parked queue, which has just been queried; or begin to poll it."""
         watch = queue.watch
         watch.looked = now
         polls = self.poll_allowance.is_left(now)
@@ -432,7 +461,7 @@ class Reactor:
             watch.polling = True
             self._spin_soon()
             return
-        # The alarm comes earlier by its own lateness. A single query needs no lead.
+        # The alarm rings ``early`` seconds ahead, so that a poll begins in time. A single query must not come early.
         watch.poll_from = begin if watch.poll_until else begin + self.alarm.early
         self.alarm.set(watch.poll_from, now)
 
@@ -448,7 +477,7 @@ class Reactor:
                 watch.armed = armed
                 self.parks += 1
         except DeviceFault as fault:
-            self.device_state.driver.blame(queue.rare.name_awaited())
+            self.device_state.driver.blame(operation.shown_name)
             self.fault(fault, operation)
         except AiocudaError as error:
             self.report_refusal(error)  # without a notifier, the alarm queries
@@ -456,17 +485,20 @@ class Reactor:
     # -- wake-ups ------------------------------------------------------------------------------------------------
 
     def _pool_of_waits(self) -> NotifierPool | None:
-        """Return the notifiers of the watch of `aiocuda.wait`, which becomes a guest; None if they cannot be shared."""
+        """Return the notifiers of the `EventWatch` that this loop has for this device, which becomes the guest.
+
+        Return None if there is none, or if its notifiers cannot be shared.
+        """
         state = self.device_state
         watch = WATCHES.get((id(self.loop), id(state.driver), state.device))
-        if watch is None or state.tokens is not state.budget.tokens:
+        if watch is None or state.tokens is not state.budget.tokens:  # this device arms no notifiers
             return None
         pool = watch.join(self)
         self.guest = None if pool is None else watch
         return pool
 
     def admit(self, watch: EventWatch) -> bool:
-        """Let a watch use the notifiers, until `leave`. Return False if they cannot be shared."""
+        """Let a watch of `aiocuda.wait` use the notifiers, until `leave`. Return False if they cannot be shared."""
         state = self.device_state
         if self.closed or self.guest is not None or self._descriptor is None or state.tokens is not state.budget.tokens:
             return False
@@ -489,14 +521,14 @@ class Reactor:
                 raise  # only a closed loop may refuse
 
     def _on_port(self) -> None:
-        """Handle the tags in the port: of notifiers, and of finished jobs."""
+        """Handle the tags in the port: finish the jobs, and query the queues whose notifiers have come."""
         if self.closed:
             return
         queues: dict[Ring, None] = {}
         ended: dict[Ring, None] = {}
-        found = math.inf
+        found = math.inf  # the earliest time at which a query had found one of the ends
         tags = self._tags
-        tags[:0] = self.notifier_pool.port.drain()[::-1]
+        tags[:0] = self.notifier_pool.port.drain()[::-1]  # `pop` takes the oldest, which is the last
         try:
             while tags:
                 tag = tags.pop()
@@ -509,37 +541,37 @@ class Reactor:
                     found = min(found, armed.found_at)
                     self._forget(armed)
                     (ended if armed.is_settled else queues)[armed.queue] = None
-                elif armed is not None and self.guest is not None:
-                    self.guest.heard((armed,))
+                elif armed is not None and self.guest is not None:  # which has armed it
+                    self.guest.notified((armed,))
         finally:
-            if tags:  # interrupted
+            if tags:  # Ctrl-C has interrupted it
                 self.loop.call_soon(self._on_port)
         if queues or ended:
-            self._heard = self.device_state.driver.now()
-            if self._heard - found > LATE_SECONDS:
-                self._held_up_until = self._heard + HELD_UP_SECONDS
-            for queue in ended:  # a query has found the end before: only the next wait needs a notifier
+            self._last_notified = self.device_state.driver.now()
+            if self._last_notified - found > LATE_SECONDS:
+                self._held_up_until = self._last_notified + HELD_UP_SECONDS
+            for queue in ended:  # a query has found this end before. The next wait may need a notifier
                 if queue.watch.attended and not queue.watch.polling:
                     self.plan(queue)
             self._look(queues)
 
     def _forget(self, armed: ArmedNotifier) -> None:
-        """Note that a notifier is not armed any more. Its queue may have armed another one for an earlier operation."""
+        """Note that a notifier is not armed any more. One that was armed later for an earlier operation stays."""
         if armed.queue.watch.armed is armed:
             armed.queue.watch.armed = None
 
     def _look(self, queues: dict[Ring, None]) -> None:
-        """Poll the queues, and make new plans for them."""
+        """Query queues whose notifiers have come, and plan anew."""
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in queues:
                 if budget > 0:
                     budget -= queue.poll(budget, awaited=True)
-                if queue.watch.attended and (budget > 0 or not self._goes_on(queue)):
+                if queue.watch.attended and (budget > 0 or not self._polls_next_turn(queue)):
                     self.plan(queue, queried=True)
 
-    def _goes_on(self, queue: Ring) -> bool:
-        """Continue in the next turn of the loop if the queue is awaited: the budget is spent. Return whether it is."""
+    def _polls_next_turn(self, queue: Ring) -> bool:
+        """Poll the queue in the next turn if it is attended: the budget is spent. Return whether it is attended."""
         if not queue.watch.attended:
             return False
         queue.watch.polling = True
@@ -547,13 +579,14 @@ class Reactor:
         return True
 
     def _set_watchdog(self) -> None:
+        """Set the timer of the next pass. `LoopWatch` reports a blocked loop if the timer is late."""
         # In an empty context: what the watchdog logs concerns no single task.
         self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch, context=Context())
         if self._loop_watch is not None:
             self._loop_watch.expect(WATCHDOG_SECONDS)
 
     def _watch(self) -> None:
-        """Do one pass of the watchdog, which does not depend on notifications."""
+        """Do one pass of the watchdog: find ends and faults without notifications, and lost notifiers."""
         self._watchdog = None
         self.watchdog_wakes += 1
         if self._loop_watch is not None:
@@ -566,7 +599,7 @@ class Reactor:
             if self.queues or self.notifier_pool.armed:
                 self.watch_again()
             if self._watchdog is None and self._loop_watch is not None:
-                self._loop_watch.rest()
+                self._loop_watch.rest()  # no timer is expected
 
     def watch_again(self) -> None:
         """Let the watchdog do another pass, also if there is no queue then."""
@@ -579,19 +612,21 @@ class Reactor:
         if len(queues) < len(self.queues):
             for queue in queues:
                 del self.queues[queue]
-                self.queues[queue] = None
+                self.queues[queue] = None  # at the end, so that the next pass takes others
         return queues
 
     def _look_at_everything(self) -> None:
+        """Query the queues of this pass, and submit from their host queues; find a fault, and lost notifiers."""
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in self._watched_now():
+                # `is_stuck` is one query, `poll` two or more. With a spent budget, each queue still resolves one.
                 resolved = 0 if queue.rare.is_stuck() else queue.poll(max(budget, 1))
                 budget -= resolved
                 queue.rare.pump()
                 if queue.idle:
                     self.deactivate(queue)
-                elif (resolved or not queue.watch.attended) and (budget > 0 or not self._goes_on(queue)):
+                elif (resolved or not queue.watch.attended) and (budget > 0 or not self._polls_next_turn(queue)):
                     self.plan(queue)
         fault = self.device_state.driver.fault
         if fault is not None and not self.hot.faulted:
@@ -617,7 +652,7 @@ class Reactor:
         device reclaims its queues there. The logged event has the context of ``operation``: the oldest unfinished one
         of the stream whose query has found the fault.
         """
-        fault = self.device_state.driver.fault or fault
+        fault = self.device_state.driver.fault or fault  # the driver's is the first one, with what `blame` has added
         was_known, failed = self.hot.faulted, self.failed
         self.fail_all(fault)
         if self.loop.is_closed():
@@ -640,10 +675,10 @@ class Reactor:
             queue.rare.fail_all(fault)
             self.deactivate(queue)
             queue.watch.armed = None
-        self.notifier_pool.silence(self.device_state.tokens)
+        self.notifier_pool.forget_armed(self.device_state.tokens)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:
-        """Call a function that has no waiter. The loop's exception handler gets its error."""
+        """Call a function. No task waits for it: the loop's exception handler gets its error, and `fault` its fault."""
         try:
             work(*arguments)
         except DeviceFault as fault:
@@ -664,7 +699,7 @@ class Reactor:
             self.report("the driver refused to say how far it is; it is asked again", error)
 
     def close(self) -> None:
-        """Stop watching: the device ends, or its loop has ended. Waiters of jobs and of idle moments get an error.
+        """Stop watching: the device is being closed, or the loop is. Waiters of jobs and idle moments get an error.
 
         The notifiers go to the next loop, or to the waits of this loop that need no device.
         """
@@ -677,7 +712,7 @@ class Reactor:
             self._loop_watch.rest()
         self.alarm.close()
         finishers = [*self.idle_moments.close(), *self.jobs.close()]
-        if not self.loop.is_closed():
+        if not self.loop.is_closed():  # a closed loop can wake no waiter
             if self._descriptor is not None:
                 self.loop.remove_reader(self._descriptor)
             for finish in finishers:
@@ -690,8 +725,9 @@ class Reactor:
 
 
 def _in_turn(queues: list[Ring], now: float) -> tuple[list[Ring], list[Ring]]:
-    """Return the queues of armed waits that are queried now, and those that are put off: the ones queried last."""
+    """Return the queues to query now and those to put off. The ones that were queried the longest ago come first."""
     queues.sort(key=lambda queue: queue.watch.looked)
     late = queues[MOST_CHECKED:]
+    # A wait that has taken long is due rarely, so it is not put off.
     put_off = [queue for queue in late if now - queue.watch.since < MOST_CHECKED_SECONDS]
     return [queue for queue in queues if queue not in put_off], put_off

@@ -1,4 +1,10 @@
-"""StreamQueue: all that is unusual about the queue of a stream. `new_queue` makes the queue."""
+"""StreamQueue: all that is unusual about the queue of a stream. `new_queue` makes the queue.
+
+A *marker* is an operation without a driver call; its event stands for all earlier work of the stream. A *chunk* is one
+piece of a staged copy. Both have the kind `INTERNAL`, and only a chunk has a ``copy_out``. A *lease* is a CUDA event on
+loan to an operation. A *poison* is a failure that makes a stream skip new operations until a caller has received it.
+`Ring.attend` tells the reactor that an operation has a waiter. An operation fails *in its turn*: after all before it.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +99,7 @@ class StreamQueue:
                  "opened_at", "recorded_bytes", "reports", "submissions", "unseen")  # fmt: skip
 
     def __init__(self, ring: Ring, imported: bool) -> None:
-        self._reference = weakref.ref(ring)  # which owns it
+        self._reference = weakref.ref(ring)  # weak, because the ring owns this object
         self._name = ring.name
         self.reports = Reports(ring)
         self.opened_at: str | None = None
@@ -133,7 +139,7 @@ class StreamQueue:
         return None if self._stream is None else self._stream()
 
     def record_memory(self, nbytes: int) -> None:
-        """Count memory that another library holds; a negative number: that it has released."""
+        """Count memory that another library has allocated on the stream; if negative, memory that it has released."""
         ring = self._ring()
         ring.check()
         if not 0 <= self.recorded_bytes + nbytes <= MOST_BYTES:
@@ -157,7 +163,8 @@ class StreamQueue:
         Parameters
         ----------
         kind
-            Of a new operation, which would run while the program captures the stream.
+            Of a new operation. It is refused also while `Stream.capture` records the stream, because it would run
+            instead of being recorded. None for a caller that enqueues nothing.
         """
         ring = self._ring()
         if kind is not None and ring.obstacles & RECORDED:
@@ -172,7 +179,7 @@ class StreamQueue:
         fault = ring.driver.fault
         if fault is not None:
             raise fault.again()
-        if ring.obstacles & (SHARED | RECORDED) == SHARED:
+        if ring.obstacles & (SHARED | RECORDED) == SHARED:  # `Stream.capture` makes its graph without the driver
             self.refuse_captured()
 
     # -- streams that others use, too ----------------------------------------------------------------------------------
@@ -202,12 +209,15 @@ class StreamQueue:
             )
 
     def takes_frees(self) -> bool:
-        """Return whether memory may now be freed in the order of this stream."""
+        """Return whether memory may now be freed in the order of this stream: a capture would record the free."""
         obstacles = self._ring().obstacles
         return not obstacles & ENDED and not (obstacles & SHARED and self.is_captured())
 
     def skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool:
-        """Append a marker without an event if the stream is captured; raise `BusyError` for a driver call."""
+        """Return False unless another library captures the stream. Then raise `BusyError` if there is a driver call.
+
+        A marker is appended without an event, whose record would become part of the graph: return True.
+        """
         ring = self._ring()
         if ring.obstacles & RECORDED or not self.is_captured():
             return False
@@ -234,7 +244,9 @@ class StreamQueue:
     ) -> StreamOperation[Any]:
         """Enqueue an operation that the host holds until ``gate`` is open, and then submits. Later ones wait behind it.
 
-        A gate waits for what only the host sees: a page lock, a host function, an operation of another driver.
+        A gate waits for what only the host sees: a page lock, a host function, an operation of another driver. If
+        ``call`` is None, the gate itself submits the work, as chunks. ``copy_out`` is the host's work after that of the
+        device, and ``value`` the result.
         """
         ring = self._ring()
         if ring.obstacles & RECORDED:  # a graph cannot hold work on the host: the error names the method
@@ -252,7 +264,7 @@ class StreamQueue:
     ) -> StreamOperation[Any]:
         """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
         ring = self._ring()
-        # As `Ring.check`, without its call.
+        # As `Ring.check`, without its call. For a stream that is only shared, `refuse_unusable` may return.
         if ring.obstacles & REFUSING or _get_running_loop() is not ring.loop or ring.driver.fault is not None:
             self.refuse_unusable("submit")
         operation: StreamOperation[Any] = new_operation(ring, "submit", estimate, keep)
@@ -264,7 +276,7 @@ class StreamQueue:
         ):
             ring.submit(operation, call, (operation,))  # 3 µs faster than through the host queue
         else:
-            ring.enqueued += 1
+            ring.enqueued += 1  # `Ring.submit` counts, `HostQueue.put` does not
             self.host_queue.put(operation, call, (operation,), gate)
         return operation
 
@@ -272,7 +284,7 @@ class StreamQueue:
         """Record the event of a lease that a user's `Event` holds, after all earlier operations."""
         ring = self._ring()
         operation: StreamOperation[None] = new_operation(ring, "record", INSTANT, keep)
-        ring.submit(operation, _use_lease, (operation, lease))
+        ring.submit(operation, _use_lease, (operation, lease))  # `_use_lease` sets its event, `submit` records it
         return operation
 
     def submit_chunk(
@@ -291,9 +303,9 @@ class StreamQueue:
         ring = self._ring()
         operation: StreamOperation[Any] = new_operation(ring, INTERNAL, estimate, keep)
         operation.on_settled = release
-        operation.copy_out = _copied_out_at_once  # so the reactor watches it: the rest of the copy waits for it
+        operation.copy_out = _copied_out_at_once  # with a `copy_out`, it counts as awaited: the reactor watches it
         if ring.on_host:
-            operation.context = ring.on_host[0].context.copy()  # any task may submit the chunk
+            operation.context = ring.on_host[0].context.copy()  # of the copy: any task may run this method
         ring.submit(operation, call, arguments, ahead=True)
         return operation
 
@@ -304,7 +316,11 @@ class StreamQueue:
         call: Callable[..., object] | None,
         arguments: tuple[Any, ...],
     ) -> None:
-        """Do the driver calls of `submit`, with a timing event before and after the call if a listener wants it."""
+        """Do the driver calls of `Ring.submit`, whose comments apply here, too. Then call the hooks.
+
+        If a listener wants timing, an event with timing comes before the call (in `DeviceHot.starts`, from where
+        `Reports.resolved` gives it back), and the event after it has timing, too.
+        """
         ring = self._ring()
         leases = ring.device_state.leases
         now = ring.now()
@@ -328,7 +344,7 @@ class StreamQueue:
             operation.return_lease(lease)
             raise
         operation.lease = lease
-        if ring.newest_id != operation.id:
+        if ring.newest_id != operation.id:  # its driver call has enqueued others
             self.move_to_end(operation)
         if listeners.submit:
             self.reports.submitted(listeners.submit, operation)
@@ -342,13 +358,13 @@ class StreamQueue:
     def move_to_end(self, operation: StreamOperation[Any]) -> None:
         """Put an operation behind those that its driver call has enqueued, by a finaliser for example.
 
-        Its event was recorded last, so theirs prove nothing about it.
+        Its event was recorded after their events, so theirs prove nothing about it.
         """
         ring = self._ring()
-        if operation in ring.pending:  # not after a fault
+        if operation in ring.pending:  # else a fault has removed it
             ring.outlook.forget()
-            ring.append(operation)  # first: Ctrl-C loses nothing
-            ring.pending.remove(operation)  # the first of both
+            ring.append(operation)  # before the next line: Ctrl-C between the two loses nothing
+            ring.pending.remove(operation)  # removes the first of its two entries
 
     def end_call(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> bool:
         """Handle an error of the driver calls of an operation: see `Interruption.end_call`."""
@@ -357,13 +373,13 @@ class StreamQueue:
     # -- markers -------------------------------------------------------------------------------------------------------
 
     def mark_end(self) -> None:
-        """Submit a marker, unless the newest operation is one: then record its event again."""
+        """Submit a marker after work of another library; if the newest operation is one, record its event again."""
         ring = self._ring()
         newest = ring.pending[-1] if ring.pending else None
         if (
             newest is None
             or newest.kind is not INTERNAL
-            or newest.copy_out is not None
+            or newest.copy_out is not None  # a chunk
             or not self.record_again(newest)
         ):
             ring.submit_marker()
@@ -371,7 +387,7 @@ class StreamQueue:
     def record_again(self, operation: StreamOperation[Any]) -> bool:
         """Record the event of the newest operation once more: it then comes after everything on the stream so far.
 
-        Return False if that is not possible, because the operation has failed, or because others hold its event.
+        Return False if that is not possible: it has no event or has failed, or a user or a listener has its event.
         """
         ring, lease = self._ring(), operation.lease
         if (
@@ -385,7 +401,7 @@ class StreamQueue:
         try:
             ring._record(lease.handle)
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
-            self.fail(operation, error)
+            self.fail(operation, error)  # no other marker: whatever waits for the stream's end is skipped now
         return True
 
     # -- waits for other streams ---------------------------------------------------------------------------------------
@@ -394,26 +410,27 @@ class StreamQueue:
         """Enqueue a device-side wait for an operation of another stream of this loop."""
         ring = self._ring()
         waiting = self.enqueue_gated("wait", Submitted(operation, ring), self._issue_wait, (operation,), operation)
-        ring.after_wait = True
+        ring.after_wait = True  # the next operation has another estimate, because its duration includes the wait
         return waiting
 
     def follow_unusual(self, operation: StreamOperation[Any]) -> None:
-        """Do what `follow` does for any operation, in any state of the stream."""
+        """Make later operations wait for one of another stream, in any state of both streams: see `Ring.follow`."""
         ring = self._ring()
         if ring.obstacles & (SHARED | RECORDED) == SHARED:
             self.refuse_captured()
         if operation.queue is ring:
             return
-        lease = operation.lease  # read once, as in `follow`
+        lease = operation.lease  # read once, as in `Ring.follow`
         if lease is not None and not ring.on_host and ring._poison is None:
             ring.note_wait()
             ring.driver.stream_wait(ring.handle, lease.handle)
             if ring.device_hot.listeners is not None:
-                self.reports.followed(operation)
+                self.reports.followed(operation)  # no operation of kind "wait" shows them the order
         elif not operation.is_settled:
-            self.wait(operation)
+            self.wait(operation)  # which is submitted when the other operation has its event
 
     def _issue_wait(self, operation: StreamOperation[Any]) -> None:
+        """Make the driver call of a "wait" for this operation of another stream: it was submitted, or never will be."""
         ring = self._ring()
         lease = operation.lease
         if lease is None and not operation.is_settled and operation.queue is not ring:
@@ -430,9 +447,9 @@ class StreamQueue:
             self.host_queue.pump()
 
     def is_stuck(self) -> bool:
-        """Return whether its oldest operation is known to be unfinished, by one query.
+        """Return whether one query has found the oldest operation unfinished. False if the answer is unknown.
 
-        `poll` makes two queries or more, because it begins with the newest operation. False if the answer is unknown.
+        The watchdog asks this first, because `Ring.poll` makes two queries or more: it begins with the newest one.
         """
         ring = self._ring()
         lease = ring.pending[0].lease if ring.pending else None
@@ -440,18 +457,12 @@ class StreamQueue:
             return False
         try:
             if ring.driver.event_query(lease.handle):
-                return False  # `poll` counts it
+                return False  # `poll` repeats the query, and counts it
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
         ring.reactor_hot.polls += 1
         ring.last_busy = ring.now()
         return True
-
-    def name_awaited(self) -> str:
-        """Return the name of the oldest operation with a waiter, for errors."""
-        ring = self._ring()
-        operation = ring.outlook.find(ring)[0]
-        return f"the work of {ring.name}" if operation is None else operation.shown_name
 
     # -- resolve: rare cases -------------------------------------------------------------------------------------------
 
@@ -472,9 +483,10 @@ class StreamQueue:
         return self.interruption.end_resolve(operation, error)
 
     def finish_special(self, operation: StreamOperation[Any]) -> bool:
-        """Call the `on_settled` of an operation with an `Extra`.
+        """Call the `on_settled` of an operation with an `Extra`, which the device has finished.
 
-        Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
+        If it was abandoned or has failed, finish it and return False. If it has succeeded, return True: `Ring._resolve`
+        finishes it.
         """
         extra = operation.extra
         assert extra is not None
@@ -490,7 +502,7 @@ class StreamQueue:
             operation.wake_waiters_paced()  # waiters that have not been woken yet
             return False
         if extra.failure is not None:
-            operation.note_waiters(extra.failure.poison)
+            operation.note_waiters(extra.failure.poison)  # a waiter in the program sees the failure
             self.unseen.forget_seen()
             operation.status = FAILED
             self._ring().reactor.failed += operation.kind is not INTERNAL
@@ -501,8 +513,8 @@ class StreamQueue:
     def record_late(self, operation: StreamOperation[Any]) -> Lease | None:
         """Record an event for an operation that the stream has accepted without one.
 
-        Ctrl-C came between its two driver calls, or the driver refused the second. An event that is recorded now is
-        late, but proves the same.
+        Ctrl-C came between the driver call and the record, or the driver refused the record. An event that is recorded
+        now is late, but proves the same.
         """
         if operation.submitted_at <= 0.0:
             return None  # the stream has not accepted it
@@ -517,18 +529,19 @@ class StreamQueue:
         return lease
 
     def copy_out(self, operation: StreamOperation[Any]) -> bool:
-        """Start the host's work of an operation that the device has finished. Return True if it is done.
+        """Start the host's work of an operation that the device has finished. Return True if that work is done.
 
-        An operation that has failed or was abandoned copies nothing more, but waits for the threads that are copying.
+        An operation that has failed or was abandoned copies nothing more, but waits for the threads that are copying:
+        each later query asks its ``copy_out`` again.
         """
         copy_out = operation.copy_out
         assert copy_out is not None
         if operation.status == LANDING and operation.failure is None:
-            return False  # it will call `copied_out`
+            return False  # the work that was started will call `copied_out`
         try:
             if not copy_out(operation):
                 if operation.status == SUBMITTED:
-                    operation.status = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
+                    operation.status = LANDING  # not before the call: after Ctrl-C, it is repeated
                 return False
         except Exception as error:  # noqa: BLE001 - the error of the copy is the operation's
             operation.fail_copy_out(error)
@@ -536,7 +549,7 @@ class StreamQueue:
         return True
 
     def copied_out(self, operation: StreamOperation[Any], error: BaseException | None = None) -> None:
-        """Continue with an operation: the host's work that its ``copy_out`` has started is done, or has failed."""
+        """Resolve an operation whose host's work, which its ``copy_out`` has started, is done or has failed."""
         ring = self._ring()
         operation.copy_out = None
         if ring.reactor.closed:
@@ -549,13 +562,17 @@ class StreamQueue:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def report_fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int:
+        """Fail everything on the device, because a call for this operation has found a fault. Return as `Ring.poll`."""
         ring = self._ring()
         ring.driver.blame(operation.shown_name)
         ring.reactor.fault(fault, ring.pending[0] if ring.pending else operation)
         return 1  # any number above 0: everything has failed
 
     def fail(self, operation: StreamOperation[Any], error: BaseException) -> None:
-        """Fail an operation that the driver or a function of the program refused, and skip all later operations."""
+        """Fail an operation that the driver or a function of the program refused, and skip all later operations.
+
+        A chunk fails the copy that it is a piece of: the head of the host queue.
+        """
         if isinstance(error, DeviceFault):
             self.report_fault(operation, error)
             return
@@ -573,14 +590,14 @@ class StreamQueue:
         self.host_queue.skip_all(failure)
 
     def skip(self, operation: StreamOperation[Any], failure: Failure) -> None:
-        """Put an operation that will not run in its place, where it fails in its turn with a `SkippedError`."""
+        """Append an operation that will not run. It fails with a `SkippedError` when its turn comes."""
         poison = failure.poison
         error = SkippedError(f"{operation} was not run: {poison.where} failed before it: {poison.error}")
         error.__cause__ = poison.error
         self.place_failed(operation, error, failure)
 
     def place_failed(self, operation: StreamOperation[Any], error: BaseException, failure: Failure) -> None:
-        """Fail an operation that the stream has not accepted, after all earlier ones. Later ones do not run.
+        """Append an operation that the stream has not accepted, to fail with ``error`` in its turn. Poison the stream.
 
         Its call has raised, or it is skipped, because an operation before it has failed.
         """
@@ -590,17 +607,17 @@ class StreamQueue:
             ring.reactor.activate(ring)
         if operation.submitted_at == IN_CALL:
             operation.submitted_at = 0.0  # its call is over
-        if not pending or pending[-1] is not operation:  # a call that raises may have been in the queue already
+        if not pending or pending[-1] is not operation:  # `Ring.submit` appends an operation before its call
             ring.append(operation)
         if operation.status < DONE:
             operation.status = SUBMITTED
         operation.fail_in_turn(failure, error)
         ring.poison = failure.poison
-        ring.unmarked_wait_at = ring.enqueued  # no event stands for it: `end` has to record one
+        ring.unmarked_wait_at = ring.enqueued  # no event stands for it: `Ring.end` has to record one
         ring.attend()
 
     def fail_all(self, fault: DeviceFault) -> None:
-        """Fail every operation: the device has faulted."""
+        """Fail every operation at once: the device has faulted. After Ctrl-C, a second call continues."""
         ring = self._ring()
         poison = Poison(fault, ring.loop, f"the operations of {ring.name}")
         failure = poison.failure()
@@ -613,15 +630,15 @@ class StreamQueue:
                 self.reports.faulted(operation, awaited)
         while ring.pending:
             operation = ring.pending[0]  # removed last: the watchdog continues after Ctrl-C
-            # Its event and its memory stay in use: what the device still does is unknown.
+            # Its event is not returned, and its memory is kept: what the device still does is unknown.
             operation.lease = None
             awaited = operation.is_awaited
             operation.fail(failure, fault)
             if listened and not self.reports.was_reported(operation):
                 self.reports.faulted(operation, awaited)
-            if ring.pending and ring.pending[0] is operation:  # a hook may have led here, too
+            if ring.pending and ring.pending[0] is operation:  # else a hook has called this method, too
                 ring.pending.popleft()
-        # If no operation has failed, there is nothing to deliver.
+        # Nothing is to be delivered if no operation has failed, or if operations over several devices do it: `base`.
         poison.delivered = ring.reactor.failed == before or self.base is not None
         self.unseen.note(poison)
 
@@ -642,7 +659,7 @@ class StreamQueue:
             ring.obstacles |= CLOSED
 
     def let_in(self) -> None:
-        """Accept an operation that a coordinator registered before the queue closed. The caller then sets `closed`."""
+        """Accept one operation that a coordinator registered before the queue closed. The caller closes it again."""
         ring = self._ring()
         if not self.draining:
             ring.check()
@@ -652,19 +669,19 @@ class StreamQueue:
         """Refuse everything: nothing waits for the operations any more, or none is left."""
         self.draining = False
         self._ring().obstacles |= CLOSED | ENDED
-        self.unseen.pass_on()
+        self.unseen.pass_on()  # from now on, the device's block raises an unseen failure of this stream
 
     async def flush(self) -> None:
-        """Wait until no operation is on the host."""
+        """Wait until the stream has accepted all operations that are on the host now."""
         if self.host_queue.entries:
             await self._wait_for_marker(on_submit=True)
 
     async def settle(self) -> None:
         """Wait until the device has finished with all operations so far. Their failures stay unread."""
-        ring = self._ring()  # held, because its stream may be dropped
+        ring = self._ring()  # held during the wait, because the program may drop the stream
         while not ring.idle and not ring.reactor.closed:
             if not await self._wait_for_marker(on_submit=False):
-                return  # otherwise the host queue was withdrawn with the marker: repeat with a new marker
+                return  # otherwise the marker was abandoned too early, with all of the host queue: wait for another one
 
     async def settle_operation(self, operation: StreamOperation[Any]) -> None:
         """Wait until the device has finished with an operation. Raise `ClosedError` if its end is unknown."""
@@ -679,17 +696,20 @@ class StreamQueue:
     @staticmethod
     def size_of(operation: StreamOperation[Any]) -> int:
         """Return the bytes that an unfinished transfer moves, or a fill sets; else 0."""
-        keep: Any = operation.keep if operation.kind in _SIZED else None
-        return 0 if keep is None else int((keep[0] if type(keep) is tuple else keep).nbytes)  # it begins with a buffer
+        keep: Any = operation.keep if operation.kind in _SIZED else None  # a buffer, or a tuple that begins with one
+        return 0 if keep is None else int((keep[0] if type(keep) is tuple else keep).nbytes)
 
     async def _wait_for_marker(self, on_submit: bool) -> bool:
-        """Wait for a new marker. Return True if it was withdrawn before its turn."""
+        """Wait until a new marker is done; with ``on_submit``, only until the stream has accepted it.
+
+        Return True if the marker was abandoned with the rest of the host queue.
+        """
         ring = self._ring()
         reached: asyncio.Future[None] = ring.loop.create_future()
         marker = ring.marker()
-        if ring.shared:
+        if ring.shared:  # nothing waits in its host queue
             ring.submit(marker, None, (), ahead=True)
-        else:
+        else:  # with `on_submit`, the "driver call" of the marker wakes this task
             self.host_queue.put(marker, wake_future if on_submit else None, (reached,) if on_submit else ())
         if marker.status < DONE and not reached.done():
             marker.add_waiter(reached)
@@ -700,20 +720,20 @@ class StreamQueue:
     def withdraw_all(self) -> None:
         """Abandon all operations that are still on the host. The stream never gets them."""
         for operation in self.host_queue.withdraw():
-            operation.copy_out = None
+            operation.copy_out = None  # nothing is copied to the caller's array
             if operation.status < DONE:
                 operation.drop_result()
             self._release_withdrawn(operation)
 
     def _release_withdrawn(self, operation: StreamOperation[Any]) -> None:
-        """Release the memory of a withdrawn operation; if earlier work runs, when that has finished.
+        """Release the memory of a withdrawn operation: at once, or, if earlier work runs, when that has finished.
 
-        The earlier work may include chunks of a copy that is withdrawn.
+        The earlier work may include chunks of the withdrawn operation itself.
         """
         ring = self._ring()
         operation.detached = bool(ring.pending)
         if ring.pending:
-            ring.append(operation)
+            ring.append(operation)  # without an event: its turn comes after the earlier work
             return
         operation.keep = None
         operation.call_on_settled()
@@ -728,11 +748,11 @@ class StreamQueue:
         ring.outlook.forget()
         ring.reactor.retire(ring)
         withdrawn = self.host_queue.withdraw()
-        gone = ring.loop.is_closed()
+        gone = ring.loop.is_closed()  # then no waiter can be woken
         for operation in [*withdrawn, *ring.pending]:
             operation.copy_out = None
             if operation.kind is INTERNAL:
-                operation.on_settled = None  # it would ask for the next chunk
+                operation.on_settled = None  # that of a chunk would submit the next chunk
             if gone:
                 operation.waiters = None
             if operation.status < DONE:
@@ -759,7 +779,7 @@ class StreamQueue:
                 queries.callback(driver.end_queries)
             return all(
                 operation.lease is None or driver.event_query(operation.lease.handle)
-                for operation in reversed(ring.pending)
+                for operation in reversed(ring.pending)  # the newest first: it is the last to be done
             )
 
     def reclaim(self) -> None:
@@ -769,7 +789,7 @@ class StreamQueue:
             operation = ring.pending.popleft()
             operation.detached = False
             lease, operation.lease = operation.lease, None
-            ours = lease is not None and not lease.lent  # else the user's `Event` returns it, perhaps in the next line
+            ours = lease is not None and not lease.lent  # else the user's `Event` gives it back, maybe on the next line
             operation.keep = None
             if ring.driver.fault is None:
                 if lease is not None and ours:
@@ -805,10 +825,10 @@ def stream_queue(stream: HasQueue) -> Ring:
 
 
 def _copied_out_at_once(operation: StreamOperation[Any]) -> bool:
-    """Return True: a chunk has no host work of its own."""
+    """The ``copy_out`` of a chunk. Return True: the host has nothing left to do for it."""
     return True
 
 
 def _use_lease(operation: StreamOperation[Any], lease: Lease) -> None:
-    """Make `submit` record the event of this lease."""
+    """The "driver call" of a "record": make `Ring.submit` record the event of this lease."""
     operation.lease = lease

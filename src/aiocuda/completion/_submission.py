@@ -1,6 +1,8 @@
 """Submission: a function of the program that enqueues work of another library on a stream.
 
 `SubmissionLimit` limits those on the device, `SubmissionPace` the time that they take in one iteration of the loop.
+The "driver call" of an operation is the function that `Ring.submit` calls for it: here the program's function. To pump
+a host queue is to submit its operations; a gate is what the oldest of them waits for (`HostQueue`).
 """
 
 from __future__ import annotations
@@ -70,12 +72,12 @@ class SubmissionLimit:
         self._queue: Callable[[], Ring] = weakref.ref(queue)  # type: ignore[assignment]  # which owns it
         self._pace = queue.reactor.submission_pace
         self.most = most
-        self._unfinished: deque[weakref.ref[StreamOperation[Any]]] = deque()  # the oldest first; or just settled
+        self._unfinished: deque[weakref.ref[StreamOperation[Any]]] = deque()  # the oldest first; some may have ended
         self.estimates: dict[str, Estimate] = {}  # by the functions' names
         self._slow: set[str] = set()  # names of functions that were reported
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
-        """Return whether one more submission may go to the device."""
+        """Return whether one more submission may go to the device, in this iteration of the loop."""
         unfinished = self._unfinished
         while len(unfinished) >= self.most:
             oldest = unfinished[0]()
@@ -88,7 +90,7 @@ class SubmissionLimit:
         return True
 
     def new_estimate(self, name: str) -> Estimate:
-        """Return a new entry of `estimates`: the expected duration of the submissions of a function."""
+        """Return a new entry of `estimates`, which learns the duration of the submissions of one function."""
         if len(self.estimates) >= MOST_ESTIMATES:  # a program that makes its functions anew
             self.estimates.clear()
             self._slow.clear()
@@ -100,7 +102,7 @@ class SubmissionLimit:
         return None
 
     def add(self, operation: StreamOperation[Any], name: str, seconds: float) -> None:
-        """Count a submission, whose function took so long. The pass that resolves it pumps the host queue."""
+        """Count a submission, whose function took so long. `Ring.poll`, when it resolves it, pumps the host queue."""
         self._unfinished.append(weakref.ref(operation))
         self._pace.add(seconds)
         if seconds > SLOW_SECONDS and name not in self._slow:
@@ -144,9 +146,10 @@ class Submission:
     # -- on a GPU ------------------------------------------------------------------------------------------------
 
     def run(self, operation: StreamOperation[Any]) -> None:
-        """Call the function. It is the driver call of its operation.
+        """Call the function, without a running loop. This is the driver call of its operation.
 
-        If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
+        A function that raises may have enqueued part of its work. So the operation counts as accepted and gets a late
+        event (`StreamQueue.record_late`), until which its arguments are held.
         """
         queue = self._queue
         now = queue.now
@@ -160,12 +163,12 @@ class Submission:
             finally:
                 _set_running_loop(loop)
                 submitting.loop = outer
-            if value is not None and self._on_result is not None:
+            if value is not None and self._on_result is not None:  # call it after what is to be called already
                 operation.on_settled = functools.partial(self._settled, operation, operation.on_settled)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is raised again
-            operation.submitted_at = began  # the stream may have accepted something
+            operation.submitted_at = began  # as if accepted
             self._raise(failure_of(error))
-        except BaseException as error:
+        except BaseException as error:  # failed here: `Ring.submit` would take it for Ctrl-C in its own lines
             operation.submitted_at = began
             queue.rare.fail(operation, error)
             if isinstance(error, LEAVES_LOOP):
@@ -173,9 +176,13 @@ class Submission:
         finally:
             queue.rare.submissions.add(operation, self._name, now() - began)
 
-    def _settled(self, operation: StreamOperation[Any], others: Callable[[], object] | None) -> None:
-        if others is not None:
-            others()
+    def _settled(self, operation: StreamOperation[Any], former: Callable[[], object] | None) -> None:
+        """The operation's `on_settled`, when the device has finished with it: call the former one.
+
+        Then call ``on_result`` with the value of the function, unless the operation has failed or was abandoned.
+        """
+        if former is not None:
+            former()
         if not operation.is_unwanted and self._on_result is not None:
             self._on_result(operation.value)
 
@@ -188,15 +195,15 @@ class Submission:
     # -- on a driver without a GPU: the gate of the operation ------------------------------------------------------
 
     def ready(self, operation: StreamOperation[Any]) -> bool:
-        """True once the function has returned or failed. The first call starts it."""
+        """Return whether the function has returned or failed. The first call starts it, as a chunk of the stream."""
         if not self._begun:
             self._begun = True
-            context = operation.context.copy()  # the thread may still be in it when a listener is notified of a fault
+            context = operation.context.copy()  # hooks use the original, after a fault also while the thread runs
             host_work = HostWork.of(self._queue.driver, self._queue.device_state.device)
             launch, key = host_work.bind(self._queue.handle, lambda: context.run(self._compute))
             self._forget = functools.partial(host_work.forget, key)
             self._queue.rare.submit_chunk(launch, ((key,),), None, self._ended, operation.keep)
-            self._queue.reactor.plan(self._queue)
+            self._queue.reactor.plan(self._queue)  # it watches the chunk, whose end calls `_ended`
         return self._done
 
     def failure(self) -> Failure | None:
@@ -211,20 +218,25 @@ class Submission:
             self._error = error
 
     def _ended(self) -> None:
+        """Open the gate: the function has returned, or a fault or a refusal has prevented it."""
         if self._forget is not None:
             self._forget()
         self._done = True
         self._queue.rare.host_queue.pump()
 
     def finish(self, operation: StreamOperation[Any]) -> None:
-        """Take the result of the function, or raise its error. It is the driver call of its operation."""
+        """Take the result of the function, or raise its error. This is the driver call of its operation.
+
+        An error that is no `Exception` fails the operation here: `Ring.submit` would take it for Ctrl-C in its own
+        lines. It is raised as well if it is to leave the loop.
+        """
         error = self._error
         if error is None:
             operation.value = self._value
         elif isinstance(error, Exception):
             self._raise(error)
         else:
-            operation.submitted_at = self._queue.driver.now()  # it has run: the stream does not treat it as interrupted
+            operation.submitted_at = self._queue.driver.now()  # the function has run: the stream counts it as accepted
             self._queue.rare.fail(operation, error)
             if isinstance(error, LEAVES_LOOP):
                 raise error
@@ -249,7 +261,7 @@ class HostWork:
         return work
 
     def bind(self, stream: int, function: Callable[[], object]) -> tuple[Callable[..., object], int]:
-        """Return the call that enqueues a function on a stream, and its argument."""
+        """Return a call that enqueues ``function`` on a stream, and the key that this call and `forget` take."""
         key = next(self._keys)
         self._functions[key] = function
         return self._driver.launcher(stream, self._handle, (1, 1, 1), (1, 1, 1), 0), key
@@ -283,11 +295,11 @@ class SubmissionPace:
         self._waiting: dict[Ring, None] = {}
 
     def put_off(self, queue: Ring) -> None:
-        """Pump the host queue of a queue in the next iteration."""
+        """Pump the host queue of this stream in the next iteration of the loop."""
         self._waiting[queue] = None
 
     def add(self, seconds: float) -> None:
-        """Count the time of a function."""
+        """Count the time of a function; once there is enough, have `_begin` reset the count in the next iteration."""
         self._seconds += seconds
         if self._seconds >= UNMARKED_SECONDS:
             self.is_used_up = self._seconds >= MOST_SECONDS
@@ -299,7 +311,7 @@ class SubmissionPace:
         self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin an iteration: pump the host queues that wait, in their order, until its time is used."""
+        """Begin an iteration of the loop: pump the host queues that wait, in order, until its time is used up."""
         self._scheduled = self.is_used_up = False
         self._seconds = 0.0
         try:

@@ -15,10 +15,11 @@ from ._waits import JoinedWait, PolledWait, ThreadWait, Wait, described
 
 __all__ = ["wait"]
 
-#: The waits of one call, by device and CUDA's handle of the stream: nothing is enqueued between them.
+#: The waits that one call of `wait` has made, by device and CUDA's handle of the stream. During the call no other code
+#: enqueues on a stream, so all waits for one stream can share one event.
 Streams: TypeAlias = dict[tuple[int, int], Operation[None]]
 
-#: The CUDA driver, or the reason why this process cannot use CUDA. It stays as it is found first.
+#: Empty, then for the rest of the process: the CUDA driver, or the reason why the process cannot use CUDA.
 _cuda: list[Any] = []
 
 
@@ -31,7 +32,7 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
     Parameters
     ----------
     x
-        One of these; it is held until then.
+        One of these; it is held until the wait is done.
 
         - A stream, an event, a tensor or an array of PyTorch, CuPy, numba-cuda or cuda.core. A tensor or an array
           stands for the current stream of its device; a tensor on the CPU for the current stream of the current device,
@@ -70,7 +71,7 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
         raise NoEventLoopError("a wait belongs to the running event loop, and none is running: call it in a coroutine")
     limit = check_timeout(timeout)
     found = _operations_of(x, loop, {})
-    # One that the caller has made keeps its own limit, or has none.
+    # Only a wait that this call has made takes the limit itself. One that was passed keeps its own: it is joined.
     is_new = len(found) == 1 and isinstance(found[0], Wait) and not isinstance(x, (Wait, list, tuple))
     waiting: Wait = found[0] if is_new else JoinedWait(loop, x, found)
     if limit is not None:
@@ -79,14 +80,11 @@ def wait(x: Any, *, timeout: float | None = None) -> Operation[None]:
 
 
 def _operations_of(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> list[Any]:
-    """Return the operations that ``x`` stands for. Work of other libraries becomes an operation by `_foreign`.
-
-    ``streams`` has those made in this call of `wait`: one stream gets one event.
-    """
+    """Return the operations that ``x`` stands for. Functions and work of other libraries become waits by `_foreign`."""
     if isinstance(x, (list, tuple)):
         return [operation for each in x for operation in _operations_of(each, loop, streams)]
     own = getattr(type(x), "_awaited", None)
-    if own is not None:  # a class of aiocuda
+    if own is not None:  # an event, a stream or a buffer of aiocuda: its class says what it stands for
         found: list[Any] = list(own(x))
     elif isinstance(x, Awaitable) and hasattr(x, "remove_done_callback") and hasattr(x, "wait"):
         found = [x]  # an operation, or a node, a ticket or a gathering
@@ -95,19 +93,20 @@ def _operations_of(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) ->
     for operation in found:
         owner = operation.queue if isinstance(operation, StreamOperation) else operation
         if hasattr(owner, "check_loop"):
-            owner.check_loop()
+            owner.check_loop()  # raises if it belongs to another loop
     return found
 
 
 def _foreign(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Operation[None]:
+    """Return the wait for a function, or for an object of another library: by the CUDA driver if CUDA can be used."""
     work = work_of(x)
-    if work is None and is_function(x) and not isinstance(x, type):
+    if work is None and is_function(x) and not isinstance(x, type):  # calling a class is no poll
         work = Work("poll", function=x)
     if work is not None and work.kind in ("stream", "event"):
         driver = _driver()
         if not isinstance(driver, str):
             return _on_cuda(driver, work, x, loop, streams)
-        work = by_methods(work.source)
+        work = by_methods(work.source)  # query() or synchronize() of the library's object
         if work is None:
             raise UnsupportedError(
                 f"{described(x)} is work of CUDA without query() and synchronize(), and CUDA cannot be used: {driver}"
@@ -117,7 +116,7 @@ def _foreign(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Opera
             f"wait takes a stream, an event, a tensor, an array, an operation or a function that returns a bool, not "
             f"{described(x)}{_cure(x)}"
         )
-    if work.kind == "done" or work.function is None:
+    if work.kind == "done" or work.function is None:  # "done" is the only kind left without a function
         done = Wait(loop, None)
         done.finish()
         return done
@@ -131,7 +130,11 @@ def _cure(x: Any) -> str:
 
 
 def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Operation[None]:
-    from ._event_watch import EventWatch
+    """Return a wait for an event, or for the work so far of a stream, after which an event is recorded now.
+
+    ``streams`` has the waits of this call of `wait`: one is enough for all objects of a stream.
+    """
+    from ._event_watch import EventWatch  # here, because only a process with CUDA needs it
 
     if work.kind == "event":
         device = work.device or 0  # CUDA queries an event, and makes a stream wait for it, on any device
@@ -139,22 +142,32 @@ def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, s
         return watch.after_event(driver.event_import(device, work.handle), work.handle, x)
     try:
         device = driver.stream_device(work.handle) if work.device is None else work.device
-        key = device, work.handle
-        if key not in streams:
-            streams[key] = EventWatch.of(driver, device, loop).after_stream(work.handle, x)
     except BusyError as error:
-        raise UnsupportedError(f"an event would become part of that graph, or end its capture: {error}") from error
+        raise _in_a_capture(error) from error
+    key = device, work.handle
+    if key not in streams:
+        watch = EventWatch.of(driver, device, loop)
+        try:
+            streams[key] = watch.after_stream(work.handle, x)
+        except BusyError as error:
+            raise _in_a_capture(error) from error
     return streams[key]
 
 
+def _in_a_capture(error: BusyError) -> UnsupportedError:
+    """Return the error of a wait for a stream that is captured into a graph."""
+    return UnsupportedError(f"{error}: the event of a wait would become part of the graph, or end the capture")
+
+
 def _driver() -> Any:
-    """Return the CUDA driver, or the reason why it cannot be used."""
+    """Return the CUDA driver, or the reason why CUDA cannot be used. The first call looks for it."""
     if not _cuda:
         _cuda.append(_find())
     return _cuda[0]
 
 
 def _find() -> Any:
+    """Look for the CUDA driver: return it, or the reason why CUDA cannot be used."""
     if sys.platform in ("win32", "darwin"):
         return f"there are no notifiers on {sys.platform}"
     if not has_gil():

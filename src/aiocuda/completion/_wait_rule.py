@@ -1,7 +1,8 @@
 """The rule of waits: a host callback ends a wait, and a poll only makes it quicker.
 
 A wait begins when a task awaits an operation that its first query has found unfinished. It concerns one stream: its
-oldest operation with a waiter, or the last one that `gather` awaits.
+oldest operation with a waiter, or the last one that `gather` awaits. To *arm* a notifier is to enqueue a host callback
+of CUDA behind that operation; a *check* is a single query that a timer makes.
 
 1. *Arm.* A host callback (a notifier) is armed at once if the end is predicted more than 0.5 ms ahead. A wait whose end
    is nearer is polled until 150 µs after its predicted end, and one whose end is unknown or overdue for 150 µs; then it
@@ -118,7 +119,7 @@ class CompletionPolicy:
 
     @classmethod
     def named(cls, policy: PolicyName | CompletionPolicy) -> CompletionPolicy:
-        """Return the policy of a name: ``"latency"``, ``"balanced"`` or ``"efficient"``."""
+        """Return the policy of a name: ``"latency"``, ``"balanced"`` or ``"efficient"``; or a policy itself."""
         if isinstance(policy, CompletionPolicy):
             return policy
         if not isinstance(policy, str):
@@ -131,7 +132,7 @@ class CompletionPolicy:
             ) from None
 
     def parking(self) -> CompletionPolicy:
-        """Return this policy without polling."""
+        """Return this policy without polling, for a driver whose device a query slows down: `Driver.polls_freely`."""
         return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0, share=0.0)
 
 
@@ -169,8 +170,11 @@ _NAMED = {
 
 
 def first_poll(policy: CompletionPolicy, now: float, predicted: float | None) -> float:
-    """Return the time until which a new wait is polled before it is armed; ``now`` if it is armed at once."""
-    if not policy.unknown or (predicted is not None and predicted - now > SHORT_WAIT):
+    """Return the time until which a new wait is polled before it is armed; ``now`` if it is armed at once.
+
+    ``predicted``: the time of its predicted end, or None.
+    """
+    if not policy.unknown or (predicted is not None and predicted - now > SHORT_WAIT):  # `efficient`, or a far end
         return now
     until = now + min(policy.unknown, FIRST_POLL)
     return until if predicted is None else max(until, predicted + GRACE)
@@ -179,14 +183,14 @@ def first_poll(policy: CompletionPolicy, now: float, predicted: float | None) ->
 def next_look(
     policy: CompletionPolicy, watch: Watch, now: float, *, polls: bool, held_up: bool, waits: int
 ) -> tuple[float, float]:
-    """Return when to query a stream whose wait is not polled any more: a time, and the end of a poll that begins then.
+    """Return when to query a stream next whose wait is not polled now: a time, and the end of a poll that begins then.
 
-    The second is 0.0 for a single query.
+    The second is 0.0 for a check, a single query.
 
     Parameters
     ----------
     watch
-        Of the stream.
+        The state of the wait: ``armed``, ``since``, ``predicted`` (0.0: unknown) and ``repeats`` are read.
     polls
         False if the policy's share of a core is used up.
     held_up
@@ -194,7 +198,7 @@ def next_look(
     waits
         The number of waits of the loop.
     """
-    if watch.armed is None:
+    if watch.armed is None:  # without a notifier, the checks alone find the end
         taken = now - watch.since
         part = LATENESS if taken > LONG_WAIT else LATENESS_UNARMED
         return _on_grid(now, min(SECONDS_PER_WAIT * waits, part * taken), SHORTEST), 0.0
@@ -203,14 +207,15 @@ def next_look(
     shortest = SHORTEST if held_up else step(waits)
     if repeats and now < predicted:
         latest = now + LONGEST  # a poll that begins by then needs no check before it
+        # Just after the predicted end, on the grid, and at most `LONGEST` from now.
         check = math.ceil(min(predicted + shortest, latest - shortest) / shortest) * shortest
     else:
-        wait = LATENESS * (now - (predicted if repeats else watch.since))
+        wait = LATENESS * (now - (predicted if repeats else watch.since))  # more and more rarely
         if wait < LONGEST:
             latest = check = _on_grid(now, wait, shortest)
         else:  # all long waits at once
             latest = check = (math.floor(now / LONGEST) + 1.0) * LONGEST
-    if polls and (watch.repeats or policy.share >= 1.0):
+    if polls and (watch.repeats or policy.share >= 1.0):  # a poll around the predicted end, if it begins by ``latest``
         begin, end = predicted - policy.lead, predicted + policy.grace
         if not predicted:
             begin, end = now, watch.since + policy.unknown
@@ -225,9 +230,10 @@ def step(waits: int) -> float:
 
 
 def _on_grid(now: float, wait: float, shortest: float) -> float:
-    """Return a multiple of 1, 2, 4, 8 … times ``shortest``, about ``wait`` from now: many streams are queried at once.
+    """Return a time about ``wait`` from now, on a common grid, so that one wake-up of the loop queries many streams.
 
-    It is 0.25 to 1.25 of that period away, and the period is at most ``wait``, at least ``shortest``.
+    The grid has the multiples of a period: the largest of 1, 2, 4, 8 … times ``shortest`` that is at most ``wait``, or
+    ``shortest``. The time is 0.25 to 1.25 periods away.
     """
     period = shortest
     while 2.0 * period <= wait:

@@ -67,7 +67,7 @@ def oldest_unfinished(driver: Driver, most: int) -> list[StreamOperation[Any]]:
             pending = copied(queue.pending)
             if pending:
                 first = pending[0]
-                if first.kind is INTERNAL:
+                if first.kind is INTERNAL:  # a chunk or a marker, which means nothing to a user
                     first = next((each for each in pending if each.kind is not INTERNAL), first)
                 found.append(first)
             if len(found) == most:
@@ -117,8 +117,11 @@ class WaitingCalls:
         return driver.registry.setdefault("waiting calls", cls(driver)) if calls is None else calls
 
     def run(self, name: str, call: Callable[..., T], *arguments: object) -> T:
-        """Make a call of the driver, and return its result. ``name`` is a key of `CURES`. Any thread."""
-        running = self._running()
+        """Make a call of the driver, report it if it takes long, and return its result. Any thread.
+
+        ``name`` is the name of CUDA's function, a key of `CURES`.
+        """
+        running = self._running()  # a call that waits ends when this work has ended
         start = self._driver.now()
         key = object()
         try:
@@ -128,7 +131,7 @@ class WaitingCalls:
             self._in_progress.pop(key, None)
             end = self._driver.now()
             if end - start > LONG:
-                self._long = (*self._long[1 - MOST_KEPT :], (name, start, end))
+                self._long = (*self._long[1 - MOST_KEPT :], (name, start, end))  # `longest` reads it
                 self._note(name, start, end, running or self._running())
 
     def _running(self) -> list[_Facts]:
@@ -164,7 +167,8 @@ class WaitingCalls:
         self._watches = tuple(each for each in self._watches if each != watch)
 
     def longest(self, start: float, end: float) -> str | None:
-        """Return the call that has taken more than half of the time between two times; None if there is none."""
+        """Return the name of the call that has taken more than half of the time between two times, or None."""
+        # A call in progress counts until ``end``.
         calls = [*self._long, *((name, begun, end) for name, begun in list(self._in_progress.values()))]
         inside = [(min(ended, end) - max(begun, start), name) for name, begun, ended in calls]
         seconds, found = max(inside, default=(0.0, ""))

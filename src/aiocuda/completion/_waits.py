@@ -1,4 +1,4 @@
-"""Wait: what `aiocuda.wait` returns, where that is no operation of a stream; and the end of what it uses in a loop."""
+"""Wait: what `aiocuda.wait` returns. `end_with_loop`: closes what waits use in a loop when the loop ends."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ PART_BETWEEN = 1 / 8
 
 
 class Wait(Operation[None]):
-    """A wait for work that no stream of aiocuda has accepted.
+    """A wait for work that no stream of aiocuda has accepted. It is an operation, but in no queue.
 
-    Subclasses say what ends it, by `_begin`, `_leave` and `_look`. They watch while the wait has a waiter: a cancelled
-    one leaves nothing.
+    A subclass watches the work only while the wait has a waiter, from `_begin` to `_leave`, and calls `finish` when the
+    work is done. So a cancelled await leaves nothing that watches.
 
     Attributes
     ----------
     loop : asyncio.AbstractEventLoop
         The only loop that may use it.
     status : int
-        A value of `State`.
+        A value of `State`: SUBMITTED until the wait is over.
     keep : object
         What is waited for; held until the wait is done.
     context : contextvars.Context
@@ -53,7 +53,7 @@ class Wait(Operation[None]):
     __slots__ = ("__weakref__", "_deadline", "_error", "_timeout", "_timer", "_waiters", "context", "keep", "loop",
                  "status")  # fmt: skip
 
-    _looks_first = False  #: True if an await begins with `_look`
+    _looks_first = False  #: True if an await of an unfinished wait begins with `_look`
     stream = kernel = waits_for = part_of = None
     stream_name = "work outside of aiocuda"
     nbytes = 0
@@ -74,19 +74,20 @@ class Wait(Operation[None]):
     # -- what ends it --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin to watch: the wait has its first waiter."""
+        """Begin to watch the work: the wait has its first waiter."""
 
     def _leave(self) -> None:
-        """Watch no longer: no waiter is left."""
+        """Stop watching: no waiter is left, or the wait is over."""
 
     def _look(self) -> None:
-        """Call `finish` if the work is done now."""
+        """Check the work without blocking, and call `finish` if it is done."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the wait, and wake its waiters."""
         self._end(DONE if error is None else FAILED, error)
 
     def _end(self, status: int, error: BaseException | None) -> None:
+        """End the wait as done, failed or abandoned, once: stop the timer and the watching, and wake the waiters."""
         if self.status >= DONE:
             return
         self.status, self._error, self.keep = status, error, None
@@ -98,6 +99,7 @@ class Wait(Operation[None]):
             Wakes.of(self.loop).wake_all(self._waiters, self._wake)
 
     def _wake(self, waiter: asyncio.Future[None] | Callback) -> None:
+        """Schedule a callback, or wake the task that waits for a future."""
         if isinstance(waiter, Callback):
             self.loop.call_soon(waiter.function, self, context=waiter.context)
         else:
@@ -106,10 +108,11 @@ class Wait(Operation[None]):
     # -- the limit of time ---------------------------------------------------------------------------------------------
 
     def limit(self, seconds: float) -> None:
-        """End the wait by `TimeoutError` in so many seconds."""
+        """Set the deadline: after so many seconds the wait ends by `TimeoutError`."""
         self._timeout, self._deadline = seconds, self.loop.time() + seconds
 
     def _expire(self) -> None:
+        """End the wait by `TimeoutError`, unless the work is done now: the deadline has come."""
         self._look()
         if self.status < DONE:
             self.finish(TimeoutError(f"{described(self.keep)} has not finished within {self._timeout:g} s"))
@@ -135,7 +138,7 @@ class Wait(Operation[None]):
 
     @property
     def is_settled(self) -> bool:
-        """True if nothing watches for the end any more."""
+        """True if the wait is over: nothing watches for its end any more."""
         return self.status >= DONE
 
     def check_loop(self) -> None:
@@ -148,10 +151,10 @@ class Wait(Operation[None]):
         raise WrongLoopError(f"{self!s} belongs to another event loop: call aiocuda.wait in this one")
 
     def done(self) -> bool:
-        if self.status < DONE and asyncio._get_running_loop() is self.loop:
+        if self.status < DONE and asyncio._get_running_loop() is self.loop:  # elsewhere: as last seen
             self._look()
             if self._deadline is not None and self.loop.time() >= self._deadline:
-                self._expire()
+                self._expire()  # here too: the timer runs only while there is a waiter
         return self.status >= DONE
 
     def result(self) -> None:
@@ -176,7 +179,7 @@ class Wait(Operation[None]):
         self.check_loop()
         callback = Callback(fn, contextvars.copy_context() if context is None else context)
         if self.status >= DONE:
-            self._wake(callback)
+            self._wake(callback)  # in the next turn of the loop
         else:
             self._add(callback)
 
@@ -195,6 +198,7 @@ class Wait(Operation[None]):
         return True
 
     async def settle(self) -> None:
+        """Suspend until the wait is over, also by `abandon` or a timeout. It does not raise the error of the wait."""
         self.check_loop()
         if self.status < DONE:
             waiter: asyncio.Future[None] = self.loop.create_future()
@@ -208,12 +212,13 @@ class Wait(Operation[None]):
         if self.status < DONE and self._looks_first:
             self._look()
         if self.status >= DONE:
-            yield  # other tasks run, also if this one awaits only what is done
+            yield  # to the other tasks: this one may await only what is done
         else:
             yield from self._wait_by(self.loop.create_future()).__await__()
         self.result()
 
     async def _wait_by(self, waiter: asyncio.Future[None]) -> None:
+        """Suspend until the wait is over. A cancelled task removes its waiter."""
         self._add(waiter)
         try:
             await waiter
@@ -222,6 +227,7 @@ class Wait(Operation[None]):
                 self._removed()
 
     def _add(self, waiter: asyncio.Future[None] | Callback) -> None:
+        """Add a waiter. With the first one, start the timer of the deadline and the watching."""
         is_first = not self._waiters
         self._waiters.add(waiter)
         if not is_first:
@@ -230,13 +236,13 @@ class Wait(Operation[None]):
             if self._deadline is not None:
                 self._timer = self.loop.call_at(self._deadline, self._expire)
             self._begin()
-        except BaseException:  # else the next waiter would not be the first
+        except BaseException:  # remove the waiter, or the next one would not be the first, and nothing would watch
             self._waiters.discard(waiter)
             self._removed()
             raise
 
     def _removed(self) -> None:
-        """Watch no longer if no waiter is left."""
+        """Stop the timer and the watching if no waiter is left."""
         if not self._waiters and self.status < DONE:
             if self._timer is not None:
                 self._timer.cancel()
@@ -257,6 +263,7 @@ class JoinedWait(Wait):
             self.finish()
 
     def _begin(self) -> None:
+        """Add a callback to each operation. If it has finished, the callback comes in the next turn of the loop."""
         self._left = {id(operation) for operation in self._operations}
         for operation in self._operations:
             operation.add_done_callback(self._note, context=self.context)
@@ -266,23 +273,29 @@ class JoinedWait(Wait):
             operation.remove_done_callback(self._note)
 
     def _note(self, operation: Operation[Any]) -> None:
+        """Note that an operation has finished; the last one ends the wait."""
         self._left.discard(id(operation))
         if not self._left:
             self._look()
 
     def _look(self) -> None:
+        """Finish if all operations are done: with the failure of the one with the lowest id, if there is any."""
         if self.status < DONE and all(operation.done() for operation in self._operations):
+            # The id rises with each enqueued operation. A gathering has none.
             in_order = sorted(self._operations, key=lambda operation: getattr(operation, "id", 0))
             errors = [error for operation in in_order if (error := operation.exception()) is not None]
             self.finish(errors[0] if errors else None)
 
     def _end(self, status: int, error: BaseException | None) -> None:
         super()._end(status, error)
-        self._operations = ()  # after a timeout, what they wait for is not held
+        self._operations = ()  # after a timeout or `abandon`, do not hold what they wait for
 
 
 class ThreadWait(Wait):
-    """A wait for a function that blocks, on a daemon thread of its own. A cancelled wait leaves the thread."""
+    """A wait for a function that blocks, on a daemon thread of its own, from the beginning.
+
+    Nothing can stop the function: after a cancelled or timed-out wait, the thread runs until it returns.
+    """
 
     __slots__ = ()
 
@@ -291,10 +304,11 @@ class ThreadWait(Wait):
         threading.Thread(target=self.context.run, args=(self._run, block), name="aiocuda-wait", daemon=True).start()
 
     def _run(self, block: Callable[[], object]) -> None:
+        """On the thread: call the function, then have the loop finish the wait, with the function's error if any."""
         error: BaseException | None = None
         try:
             block()
-        except BaseException as caught:  # noqa: BLE001 - raised in the waiter
+        except BaseException as caught:  # noqa: BLE001 - the waiters get it
             error = failure_of(caught)
         try:
             self.loop.call_soon_threadsafe(self.finish, error)
@@ -320,13 +334,14 @@ class PolledWait(Wait):
         self._poller.remove(self)
 
     def _look(self) -> None:
+        """Call the function: the wait is done at True, goes on at False, and fails by an error or any other value."""
         if self.status >= DONE:
             return
         try:
             answer = self.context.copy().run(self._function)
         except BaseException as error:
             self.finish(failure_of(error))
-            if isinstance(error, LEAVES_LOOP):
+            if isinstance(error, LEAVES_LOOP):  # such as Ctrl-C, which also stops the loop
                 raise
             return
         if answer is True:
@@ -336,22 +351,22 @@ class PolledWait(Wait):
             self.finish(InvalidTypeError(text))
 
     def look(self) -> None:
-        """Call the function."""
+        """Call the function: the poller does so."""
         self._look()
 
 
 class _Poller:
-    """Calls the functions of one event loop, by one alarm."""
+    """Calls the functions of the `PolledWait` of one event loop. One alarm is set for the next call of any of them."""
 
     __slots__ = ("__weakref__", "_alarm", "_end", "_now", "_waits", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        # uvloop's time is that at which the turn began; a simulated loop has a time of its own.
+        # Not uvloop's `loop.time`, at which the turn began; but that of a simulated loop, which differs by far.
         self._now = time.monotonic if abs(loop.time() - time.monotonic()) < A_LONG_TURN else loop.time
-        self._waits: dict[PolledWait, tuple[float, float]] = {}  # the begin of each, and the time of its next call
-        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)
-        self._end = end_with_loop(self)
+        self._waits: dict[PolledWait, tuple[float, float]] = {}  # its begin, and the time of its next call
+        self._alarm = Alarm(loop, self._now, self._alarmed, watches=True)  # by a descriptor, if the loop can watch one
+        self._end = end_with_loop(self)  # only held: the end of it closes this poller
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Poller:
@@ -366,23 +381,24 @@ class _Poller:
         return bool(self._waits)
 
     def add(self, wait: PolledWait) -> None:
-        """Call the function of a wait until `remove`."""
+        """Call the function of a wait from now on, until `remove`."""
         now = self._now()
         self._waits[wait] = (now, now + FIRST_CALL)
-        self._alarm.set(now + FIRST_CALL, now)
+        self._alarm.set(now + FIRST_CALL, now)  # an earlier alarm stays
 
     def remove(self, wait: PolledWait) -> None:
-        """Call the function of a wait no longer. Does nothing if it is not called."""
+        """Stop calling the function of a wait. Does nothing if the wait was not added."""
         self._waits.pop(wait, None)
 
     def _alarmed(self, now: float) -> None:
-        reached = max(now + self._alarm.early, self._alarm.reached)
+        """Call the functions that are due, and set the alarm for the next one of all."""
+        reached = max(now + self._alarm.early, self._alarm.reached)  # the alarm rings ahead of its time
         due = [wait for wait, (_, when) in self._waits.items() if when <= reached]
         try:
             for wait in due:
                 if wait in self._waits:  # else an earlier function has ended it
                     wait.look()
-        finally:  # Ctrl-C: the others are still called
+        finally:  # also after Ctrl-C in a function: the others are still called, at their next time
             now = self._now()
             for wait in due:
                 if wait in self._waits:
@@ -393,7 +409,7 @@ class _Poller:
                 self._alarm.set(following, now)
 
     def close(self) -> None:
-        """Stop the alarm."""
+        """Stop the alarm, and let the next wait of the loop make a new poller."""
         self._alarm.close()
         _pollers.pop(id(self.loop), None)
 
@@ -403,7 +419,7 @@ _pollers: weakref.WeakValueDictionary[int, _Poller] = weakref.WeakValueDictionar
 
 
 class HasEnd(Protocol):
-    """An object that the descriptors of its loop hold, so that it is collected with the loop."""
+    """What waits use in a loop. The loop holds it, by a descriptor that it watches, so both are collected together."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -416,19 +432,20 @@ class HasEnd(Protocol):
         """Release everything. The loop may be closed already."""
 
 
-#: Loops whose ``shutdown_asyncgens`` has run: they warn of further generators.
+#: Loops whose ``shutdown_asyncgens`` has run. They close no further generator, and warn of it.
 _shut_down: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
-#: All objects that have not ended. Each reference removes itself when its object is collected.
+#: All objects given to `end_with_loop` and not closed by it. A reference removes itself when its object is collected.
 _known: dict[weakref.ref[HasEnd], None] = {}
 
 
 def end_with_loop(thing: HasEnd) -> object:
-    """Close an object with the running loop; return a generator that the object must hold.
+    """Register an object that is to be closed when its loop, the running one, ends.
 
-    ``shutdown_asyncgens``, which `asyncio.run` and servers call, closes it. Where a wait is still pending then, or
-    where the loop is closed without that call, the loop's end releases it, or else the next call of this function in
-    the process does.
+    Return an asynchronous generator that the object must hold. `asyncio.run` and servers call ``shutdown_asyncgens`` of
+    the loop: it closes the generator, which closes the object, unless a wait is pending. If it has run before, return
+    None. An object that is not closed so is collected with its loop; if something holds it longer, the next call of
+    this function closes it.
     """
     for known in list(_known):
         found = known()
@@ -441,9 +458,9 @@ def end_with_loop(thing: HasEnd) -> object:
         return None
     generator = _until_shutdown(weakref.ref(thing), weakref.ref(loop))
     hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(finalizer=None)  # which would hold the loop, and schedule a call in it
+    sys.set_asyncgen_hooks(finalizer=None)  # that of the loop would hold the loop, and schedule a call in it
     try:
-        generator.asend(None).send(None)
+        generator.asend(None).send(None)  # its first step: here the loop notes it for `shutdown_asyncgens`
     except StopIteration:
         pass  # it has reached its `yield`
     finally:
@@ -454,11 +471,12 @@ def end_with_loop(thing: HasEnd) -> object:
 async def _until_shutdown(
     thing: weakref.ref[HasEnd], loop: weakref.ref[asyncio.AbstractEventLoop]
 ) -> AsyncGenerator[None, None]:
+    """Wait at the ``yield`` for ``shutdown_asyncgens``, then close the object, unless a wait is pending."""
     try:
         yield
     finally:
         found, running = thing(), loop()
-        if found is not None and running is not None:  # else the object is collected, and the loop goes on
+        if found is not None and running is not None:  # else the object was collected, with the generator
             _shut_down.add(running)
             if not found.is_used:
                 found.close()
@@ -467,7 +485,8 @@ async def _until_shutdown(
 def described(thing: Any) -> str:
     """Return a short text for errors. It runs no code of the program, and reads no values of an array or tensor.
 
-    A ``repr`` could block the loop, as that of an object that holds a tensor, or raise where a waiter would never end.
+    A ``repr`` of the program could block the loop, such as that of an object with a tensor; or raise, and leave a
+    waiter without its end.
     """
     while type(thing) is functools.partial:
         thing = thing.func
@@ -475,7 +494,7 @@ def described(thing: Any) -> str:
     if kind in (list, tuple):
         return f"[{', '.join(map(described, thing[:3]))}{', …' if len(thing) > 3 else ''}]"
     if kind is types.MethodType:
-        thing = thing.__func__
+        thing = thing.__func__  # named below without the object that it is bound to
     if type(thing) in (types.FunctionType, types.BuiltinFunctionType):
         return f"function {thing.__qualname__}"
     package = str(kind.__module__).partition(".")[0]

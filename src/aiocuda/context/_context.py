@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import figures, keywords, lacks
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import finish_shielded, unlimited
@@ -36,6 +36,7 @@ _PRIORITIES: dict[str, Priority] = {"control": "high", "telemetry": "low"}
 AnyPart = TypeVar("AnyPart", StreamPool, AsyncCoordinator, Pipeline, StepRunner)
 
 
+@figures
 class ContextStatistics(NamedTuple):
     """A snapshot of the statistics of a context and its parts.
 

@@ -13,7 +13,7 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
-from .._base._mistakes import keywords, lacks, refuses
+from .._base._mistakes import figures, keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -56,6 +56,7 @@ MOST_EXTENTS = 256
 After = Node[Any] | Operation[Any] | Event | Iterable[Any]
 
 
+@figures
 class CoordinatorStatistics(NamedTuple):
     """Figures of a coordinator since its creation.
 

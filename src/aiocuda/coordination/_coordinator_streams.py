@@ -180,5 +180,5 @@ class CoordinatorStreams:
         )
         if self._closing:
             self._resources.streams.refuse_but_accepted(queue_of(stream))
-        group[queue_of(stream)] = owned(stream)
+        group[queue_of(stream)] = owned(stream, closed_by="its coordinator")
         return stream

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .._base._host_use import HostUse
+from .._base._mistakes import figures
 from .._base._processor import processors_within_quota
 from .._base._thread_times import ThreadTimes
 from ..pipeline import Bottleneck
@@ -26,6 +27,7 @@ ONE_IN = 16
 LATE = 50e-6
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoaderStats:
     """The statistics of a loader since it was made.
@@ -124,6 +126,7 @@ class LoaderStats:
         return Bottleneck(limit.name, kind, limit.share, limit.why)
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceBatchesStats:
     """The statistics of the batches of `to_device` since they were made.

@@ -175,7 +175,8 @@ class Device(Owner):
         if submit_ahead < 1:
             raise InvalidArgumentError(f"submit_ahead is at least 1, not {submit_ahead}", submit_ahead=submit_ahead)
         if not isinstance(priority, str) or priority not in _PRIORITIES:
-            raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
+            cure = f": device.stream(name={priority!r}) gives it a name" if isinstance(priority, str) else ""
+            raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}{cure}")
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
         resources = self._resources
@@ -205,7 +206,12 @@ class Device(Owner):
 
     def pinned(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Return page-locked host memory as a NumPy array. Await it until it is locked; copies wait for that."""
-        kind = as_dtype(dtype)
+        try:
+            kind = as_dtype(dtype)
+        except InvalidTypeError:
+            if isinstance(shape, str):
+                as_shape(shape)  # as in slot.pinned(name, shape): this is the error
+            raise
         return self._resources.pinned_pool.buffer(self._resources.open_reactor(), as_shape(shape, kind.itemsize), kind)
 
     def pin(self, array: npt.NDArray[Any]) -> contextlib.AbstractAsyncContextManager[PinnedBuffer]:
@@ -300,8 +306,8 @@ class Device(Owner):
         hooks = [hook for hook in found if hook is not None]
         if isinstance(listener, type) or not hooks or not all(callable(hook) for hook in hooks):
             raise InvalidTypeError(
-                f"a listener is an object with a method on_submit(operation) or on_resolve(operation, start, end), not "
-                f"{listener!r}"
+                "a listener is an object with a method on_submit(operation), on_resolve(operation, start, end) or "
+                f"on_batch(batch), not {listener!r}"
             )
         for hook in hooks:
             if is_coroutine_function(hook):

@@ -319,6 +319,11 @@ def _checked(index: object) -> int:
 
 @keywords(
     "help(aiocuda.open_device) lists its parameters",
+    "open_device takes the index alone without a keyword: open_device(0, driver='host')",
+    **dict.fromkeys(
+        ("memory_limit", "memory", "memory_fraction", "pool_size"),
+        "the memory of a device has no limit of its own: device.memory.statistics() has what it holds",
+    ),
     **dict.fromkeys(("device", "device_id", "gpu"), "open_device(0) takes the index first, or index=0"),
 )
 def open_device(

@@ -14,13 +14,17 @@ DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
 
 _NAMES = ("auto", "cuda", "host", "simulated")
 
+#: Names that other libraries use.
+_MEANT = {"cpu": "host", "numpy": "host", "gpu": "cuda", "nvidia": "cuda"}
+
 
 def driver_name(which: object) -> str:
     """Check a driver's name, and return it; ``"auto"`` becomes the name in ``AIOCUDA_DRIVER``, if that is set."""
     if not isinstance(which, str):
         raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
     if which not in _NAMES:
-        raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}", driver=which)
+        cure = f": use {_MEANT[which]!r}" if which in _MEANT else ""
+        raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}{cure}", driver=which)
     if which != "auto":
         return which
     wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import or_none, refuses
+from .._base._mistakes import keeps, or_none, refuses
 from .._base._names import CURES
 from .._base._types import Span
 from .._core import HasOperation, Operation, StreamOperation
@@ -30,6 +30,7 @@ __all__ = ["NO_BLOCK", "DeviceBuffer", "block_of", "offset_of"]
 NO_BLOCK = "needs no block: the memory is freed when nothing refers to it, or by buffer.free()"
 
 
+@keeps(shape="buffer.reshape(…) returns a buffer of the same memory", dtype="buffer.view(dtype) returns one")
 @refuses(
     "has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`",
     "__float__", "__int__", __enter__=NO_BLOCK, __aenter__=NO_BLOCK,
@@ -44,12 +45,10 @@ class DeviceBuffer:
 
     Attributes
     ----------
-    shape : tuple of int
-    dtype : numpy.dtype
     nbytes : int
     """
 
-    __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
+    __slots__ = ("__weakref__", "_argument", "_block", "_dtype", "_memory", "_offset", "_shape", "nbytes")
 
     @or_none
     def __init__(
@@ -64,8 +63,8 @@ class DeviceBuffer:
         self._memory = memory
         self._block = block
         self._offset = offset
-        self.shape = shape
-        self.dtype = dtype
+        self._shape = shape
+        self._dtype = dtype
         if nbytes is None:
             if shape is None:
                 raise InvalidTypeError("a buffer is made by a stream: stream.empty(shape, dtype)")
@@ -91,6 +90,16 @@ class DeviceBuffer:
         span = Span(self._block.address + self._offset, self.shape, self.dtype)
         self._argument = found = self._memory.driver.argument(span)
         return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of items along each dimension. `reshape` returns a buffer with another one."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the items. `view` returns a buffer with another one."""
+        return self._dtype
 
     @property
     def address(self) -> int:
@@ -240,7 +249,10 @@ class DeviceBuffer:
         if at is not None and known > 0:
             extents = (*extents[:at], self.size // known, *extents[at + 1 :])
         if math.prod(extents) != self.size:
-            raise InvalidArgumentError(f"{self.size} items of shape {self.shape} cannot take shape {wanted}")
+            raise InvalidArgumentError(
+                f"{self.size} items of shape {self.shape} cannot take shape {wanted}: give one of as many items, or -1 "
+                "for one extent"
+            )
         return type(self)(self._memory, self._block, self._offset, extents, self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> Self:
@@ -385,7 +397,10 @@ def _range(part: Any, extent: int) -> tuple[int, int]:
         if isinstance(part, slice):
             start, stop, step = part.indices(extent)
             if step != 1:
-                raise InvalidArgumentError(f"a slice of a buffer must have step 1, not {step}: it is a contiguous view")
+                raise InvalidArgumentError(
+                    f"a slice of a buffer must have step 1, not {step}: it is a contiguous view. A kernel takes other "
+                    "items, or `(await stream.download(buffer))[index]`"
+                )
             return start, max(0, stop - start)
         if isinstance(part, (bool, np.bool_, np.ndarray)):
             raise TypeError

@@ -232,7 +232,8 @@ class PipelineResources:
         names, streams = self.plan.names, dict[int, Stream]()
         try:
             for group in self.plan.stream_groups:
-                stream = owned(self.device.stream(name="+".join(names[position] for position in group)))
+                name = "+".join(names[position] for position in group)
+                stream = owned(self.device.stream(name=name), closed_by="its pipeline")
                 streams.update(dict.fromkeys(group, stream))
         except BaseException:
             await self._close_streams(list(dict.fromkeys(streams.values())))
@@ -266,7 +267,7 @@ class PipelineResources:
 
 async def _close_stream(stream: Stream) -> None:
     with contextlib.suppress(DeviceFault):  # the run has raised it, and the device closes the stream
-        await stream.aclose()
+        await owned(stream).aclose()
 
 
 class OrderedGate:

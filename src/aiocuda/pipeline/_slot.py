@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import several
-from .._base._mistakes import lacks, or_none
+from .._base._mistakes import lacks, or_none, refuses
 from .._base._types import ProcessLocal
 from .._base._user_code import add_note
 from ..completion import Operation
@@ -151,6 +151,13 @@ ENDED: Any = EndedContents()
 
 
 @lacks
+@refuses(
+    **dict.fromkeys(
+        ("__getitem__", "__setitem__"),
+        "has no items: slot.buffer(name, shape, dtype) is memory of the device, and slot.pinned(name, shape, dtype) of "
+        "the host",
+    )
+)
 class Slot(ProcessLocal):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
@@ -364,10 +371,10 @@ class Slot(ProcessLocal):
         if shape is None:
             named = name if isinstance(name, str) else "x"
             raise InvalidTypeError(f"pinned memory has a name and a shape: slot.pinned({named!r}, shape, dtype)")
-        kind, extents = _dtype_and_extents(shape, dtype)
         contents = self._contents
         memory, progress = contents.memory, contents.progress
         found = memory.pinned.get(checked_name(name))
+        kind, extents = _dtype_and_extents(shape, dtype)
         if progress is not None:
             memory.asked.setdefault((True, name), self._stage or len(progress.returned))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
@@ -467,5 +474,8 @@ def _is_immutable(shape: object, dtype: object) -> bool:
 def checked_name(name: str) -> str:
     """Return the name of a buffer, a string."""
     if not isinstance(name, str):
-        raise InvalidTypeError(f"a slot's buffer has a string as its name, not {name!r}")
+        raise InvalidTypeError(
+            f"a slot's buffer has a string as its name, not {name!r}: slot.buffer('x', shape, dtype), or "
+            "slot.pinned('x', shape, dtype)"
+        )
     return name

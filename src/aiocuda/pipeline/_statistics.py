@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from .._base._mistakes import figures
+
 __all__ = ["Bottleneck", "PipelineStats"]
 
 #: A stage that is at work for this share of the time limits the pipeline. Below it, the waits do.
@@ -33,6 +35,7 @@ class Bottleneck:
     why: str
 
 
+@figures
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineStats:
     """The statistics of a pipeline since it was made, or since `Pipeline.reset_statistics`.

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .._base._checks import check_integer, flag
 from .._base._log import log
-from .._base._mistakes import async_block, keywords, lacks, refuses
+from .._base._mistakes import async_block, figures, keywords, lacks, refuses
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
@@ -25,6 +25,7 @@ _Turn: TypeAlias = tuple[int, asyncio.Future[None]]
 MOST_EVENTS = 1 << 20
 
 
+@figures
 class EventPoolStatistics(NamedTuple):
     """Figures of an event pool."""
 

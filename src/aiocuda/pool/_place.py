@@ -60,7 +60,12 @@ class Place:
         tail = None if self.leases else self.queue.tail()
         if tail is not None and tail is not self._watched_tail:
             self._watched_tail = tail
-            when_passed(tail, callback, contextvars.copy_context())
+
+            def passed(operation: StreamOperation[Any]) -> None:
+                self._watched_tail = None  # if it was abandoned, the callback has to watch the same operation again
+                callback(operation)
+
+            when_passed(tail, passed, contextvars.copy_context())
 
     def seconds_left(self) -> float:
         """Return the predicted seconds until all operations of the stream are done; 0.0 if it is idle."""

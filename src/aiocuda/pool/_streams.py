@@ -6,10 +6,10 @@ import asyncio
 import contextvars
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Never, Self
 
 from .._base._checks import check_duration, check_integer, check_seconds, check_timeout, flag
-from .._base._mistakes import keywords, lacks, refuses
+from .._base._mistakes import figures, keywords, lacks, refuses, unknown_keyword
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import Priority, SourceLine
@@ -35,6 +35,13 @@ MAXIMUM = 8
 KEEP_SECONDS = 1.0
 
 
+_STREAM = "stream takes a workload, priority= and exclusive="
+_TIMEOUTS = dict.fromkeys(
+    ("timeout", "timeout_s"), "use `async with asyncio.timeout(seconds):` around the wait, or pool.any_ready(timeout=…)"
+)
+
+
+@figures
 class StreamPoolStatistics(NamedTuple):
     """Figures of a stream pool."""
 
@@ -87,7 +94,7 @@ class StreamPool(Owner):
 
     @keywords(
         "StreamPool takes a device, minimum=, maximum=, strategy= and keep_seconds=",
-        "StreamPool(device, minimum=1, maximum=8)",
+        "StreamPool(device, minimum, maximum): `async with aiocuda.StreamPool(device, maximum=4) as pool`",
         **dict.fromkeys(
             ("size", "n", "streams", "max_size", "max_streams", "num_streams"), "use maximum=, and minimum="
         ),
@@ -136,7 +143,9 @@ class StreamPool(Owner):
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def stream(self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False) -> PendingLease:
+    def stream(
+        self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False, **unknown: Never
+    ) -> PendingLease:
         """Lease a stream for a block: ``async with pool.stream() as stream``.
 
         Operations that are unfinished at the end of the block go on. ``stream = await pool.stream()`` returns a lease
@@ -161,6 +170,8 @@ class StreamPool(Owner):
         DeadlockError
             All streams are leased by blocks that wait for each other; the block of this task may be one of them.
         """
+        if unknown:
+            raise unknown_keyword("StreamPool.stream", unknown, _STREAM, _TIMEOUTS)
         if not isinstance(priority, str) or priority not in RANKS:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         found = None if workload is None else classify(workload)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from .._base._mistakes import figures
 from .._base._percentiles import mean_p50_p99
 from ..completion import KINDS, Operation
 from ..device import Event
@@ -71,6 +72,7 @@ def combine(parts: set[Workload]) -> Workload:
     return parts.pop() if len(parts) == 1 else "mixed"
 
 
+@figures
 class WorkloadStatistics(NamedTuple):
     """Durations of the leases of one workload, from the start of a lease to the end of its last operation."""
 

@@ -129,6 +129,7 @@ class MicroBatcher(Owner, Generic[Item, Result]):
         **dict.fromkeys(("concurrency", "workers", "num_workers"), "use max_concurrent_batches="),
         **dict.fromkeys(("max_queue", "max_queue_size", "queue_size"), "use max_queued_requests="),
         max_ongoing_requests="use max_queued_requests=, and max_concurrent_batches= for the batches that run",
+        name="a batcher has no name: `with aiocuda.label('name')` around submit names its requests",
         deadline_s="each request has its own: batcher.submit(item, deadline_s=…)",
         stream="leave it out: with device=, each batch has a stream, batch.stream",
     )
@@ -682,7 +683,8 @@ class MicroBatcher(Owner, Generic[Item, Result]):
 
 
 def _wrong_arguments(unknown: Iterable[str]) -> InvalidTypeError:
-    return unknown_keyword("MicroBatcher.submit", unknown, _SUBMIT, {}) if unknown else InvalidTypeError(_SUBMIT)
+    cures = {"weight": "it belongs to the batcher, MicroBatcher(infer, max_batch_size=64, weight=len)"}
+    return unknown_keyword("MicroBatcher.submit", unknown, _SUBMIT, cures) if unknown else InvalidTypeError(_SUBMIT)
 
 
 def _left() -> Iterator[ClosedError]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .._base._mistakes import lacks
 from ..errors import AiocudaError, QueueFullError
 
 __all__ = ["BatchError", "OverloadedError", "copy_of"]
 
 
+@lacks
 class OverloadedError(QueueFullError):
     """The queue of a `MicroBatcher` is full. The request was not accepted: try again after ``retry_after_s``."""
+
+    __module__ = "aiocuda.serving"  # the public name, for tracebacks and logs
 
     retry_after_s: float  #: predicted seconds until the present queue is served, in full batches
     queued: int  #: requests that wait
@@ -24,6 +28,8 @@ class BatchError(AiocudaError, RuntimeError):
     All requests of the batch get this error. ``__cause__`` is the function's exception, if there is one. A request
     gets it alone if its result has a part in the slot's memory that cannot be copied.
     """
+
+    __module__ = "aiocuda.serving"
 
 
 def copy_of(error: BaseException) -> BaseException:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._base._checks import as_count, check_seconds, is_coroutine_function, is_function, several
-from .._base._user_code import call
+from .._base._user_code import add_note, call
 from ..device import Device
 from ..errors import InvalidArgumentError, InvalidTypeError
 
@@ -40,7 +40,8 @@ class BatcherOptions:
         if not is_function(function) or not is_coroutine_function(function):
             raise InvalidTypeError(
                 f"a batcher calls a coroutine function, `async def infer(batch): …`, not {function!r}: "
-                "`await batch.stream.download(y)` or `await asyncio.to_thread(model, batch.items)` inside it"
+                "`await batch.stream.download(y)`, `await handle.call('predict', batch.items)` or "
+                "`await asyncio.to_thread(model, batch.items)` inside it"
             )
         _check_takes_a_batch(function)
         for name, value, cure in (
@@ -89,7 +90,12 @@ class BatcherOptions:
         """
         if self.weight is None:
             return 1
-        weight = as_count(call(self.weight, item), "the weight of an item")
+        try:
+            found = call(self.weight, item)
+        except Exception as error:
+            add_note(error, "weight= of the batcher, called with the item of this request, has raised this")
+            raise
+        weight = as_count(found, "the weight of an item")
         if weight > self.max_batch_size:
             raise InvalidArgumentError(
                 f"an item of weight {weight} fits in no batch: max_batch_size is {self.max_batch_size}",

@@ -41,7 +41,7 @@ class Places:
             try:
                 for number in range(count):
                     stream = device.stream(name=f"batches {number}")
-                    self.streams.append(owned(stream))
+                    self.streams.append(owned(stream, closed_by="its batcher"))
             except BaseException:
                 self.leave()
                 raise

@@ -58,7 +58,15 @@ def outcomes(results: Any, size: int) -> list[Any]:
             # An exception that the function returns several times is raised as several objects.
             found[position] = failure_of(copy_of(result) if id(result) in seen else result)
             seen.add(id(result))
-        elif isinstance(result, (Operation, Node, CoroutineType)):
+        elif isinstance(result, (Operation, Node, CoroutineType, type)):
+            if isinstance(result, type):
+                if not issubclass(result, BaseException):
+                    continue
+                raise BatchError(
+                    f"result {position} of the batch is the class {result.__name__}, and no exception: return an "
+                    f"object of it, {result.__name__}(message)",
+                    size=size,
+                )
             raise BatchError(
                 f"result {position} of the batch is {result!r}, and not its result: "
                 "`return await aiocuda.gather(*operations)` inside the function",

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from .._base._mistakes import lacks
+from .._base._mistakes import figures, lacks
 from .._base._percentiles import mean_p50_p99
 from ._admission import BatchTimes
 from ._requests import Request
@@ -17,6 +17,7 @@ __all__ = ["BatcherMeter", "BatcherStatistics"]
 REMEMBERED = 1024
 
 
+@figures
 @lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatcherStatistics:

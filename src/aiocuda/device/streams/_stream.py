@@ -82,6 +82,7 @@ class Stream(EnqueuingStream, Owner):
     """
 
     _scope: Scope | None = None  # for the end
+    _closed_by = ""  # its owner, if the program must not close the stream
 
     if TYPE_CHECKING:
         _hook: StreamHook | None
@@ -129,11 +130,12 @@ class Stream(EnqueuingStream, Owner):
         former, self._hook = self._hook, hook
         return former
 
-    def _hand_over(self, made_at: SourceLine | None) -> Self:
+    def _hand_over(self, made_at: SourceLine | None, closed_by: str) -> Self:
         """Return the stream, which another object closes: see `owned`."""
         if made_at is not None:
             self._opened_at = str(made_at)
         self._is_owned = True
+        self._closed_by = closed_by
         return self
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -544,7 +546,8 @@ class Stream(EnqueuingStream, Owner):
 
         Its buffers stay valid. A second call waits for the first. A cancelled wait leaves the stream, as an exception
         leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
-        runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
+        runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent,
+        or if it is that of a batch, of a stage or of a coordinator, which still need it.
         """
         await (self._close() if self._hook is None else self._hook.call("aclose", self._close))
 
@@ -552,6 +555,8 @@ class Stream(EnqueuingStream, Owner):
         queue = self._queue
         if queue.obstacles & ENDED:
             return
+        if self._closed_by:
+            raise self._owned_error()
         if queue.rare.lent:
             self._resources.streams.check_not_lent(queue)
         await self._life().aclose(self)
@@ -585,9 +590,17 @@ class Stream(EnqueuingStream, Owner):
         if not queue.obstacles & ENDED and (outcome == "done" or not queue.rare.draining):
             self._resources.streams.end(queue)
 
+    def _owned_error(self) -> BusyError:
+        return BusyError(
+            f"stream {self.name!r} is closed by {self._closed_by}, which still needs it: use it without `async with` "
+            "and aclose(); `await stream.synchronize()` waits for its work"
+        )
+
     async def __aenter__(self) -> Self:
         if self._queue.closed:
             raise ClosedError(f"stream {self.name!r} has been closed: make another one by device.stream()")
+        if self._closed_by:
+            raise self._owned_error()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -671,9 +684,13 @@ def _handle_of_cuda(queue: Ring) -> int:
     return _handle(queue)
 
 
-def owned(stream: Stream, made_at: SourceLine | None = None) -> Stream:
-    """Return a stream that another object closes, made at this line. If it is left open, the owner warns."""
-    return stream._hand_over(made_at)
+def owned(stream: Stream, made_at: SourceLine | None = None, *, closed_by: str = "") -> Stream:
+    """Return a stream that another object closes, made at this line. If it is left open, the owner warns.
+
+    With ``closed_by``, the words for the owner, `Stream.aclose` raises `BusyError`; the owner takes the words back by a
+    call without them.
+    """
+    return stream._hand_over(made_at, closed_by)
 
 
 def _new_stream(

@@ -209,8 +209,10 @@ class KernelCall:
         except BaseException as error:  # noqa: BLE001 - raised as HostKernelError
             # The fault latch keeps the exception forever. It must not keep the frames above, which refer to the driver.
             trace = error.__traceback__
+            is_shape = isinstance(error, ValueError) and "broadcast" in str(error)
+            cure = " (its arrays have the shapes of the buffers, and not of the grid)" if is_shape else ""
             raise HostKernelError(
-                f"the host implementation of kernel {self.function.name!r} raised {error!r}"
+                f"the host implementation of kernel {self.function.name!r} raised {error!r}{cure}"
             ) from error.with_traceback(None if trace is None else trace.tb_next)
 
 

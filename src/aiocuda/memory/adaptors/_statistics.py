@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..._base._mistakes import figures
 from ..._base._shared import COUNTING
 from .._resource import MemoryResource, Reservation
 from ._adaptor import Adaptor
@@ -11,6 +12,7 @@ from ._adaptor import Adaptor
 __all__ = ["ResourceStatistics", "StatisticsResource"]
 
 
+@figures
 class ResourceStatistics(NamedTuple):
     """The allocations that have passed one position of the chain, with those of unified memory.
 

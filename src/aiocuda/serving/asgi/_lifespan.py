@@ -109,6 +109,8 @@ def _check_setup(setup: object) -> None:
         raise InvalidTypeError(f"setup is a function that takes the application, not {setup!r}")
     if hasattr(type(setup), "__aenter__"):
         raise InvalidTypeError("setup was called already: pass the function, lifespan(setup), not lifespan(setup(app))")
+    if hasattr(setup, "router"):
+        raise InvalidTypeError("lifespan was given the application: Starlette(lifespan=lifespan(setup)), or FastAPI(…)")
     if inspect.isasyncgenfunction(setup) or inspect.isgeneratorfunction(setup) or is_coroutine_function(setup):
         raise InvalidTypeError(f"setup is a function that returns an async context manager, and this is not: {_CURE}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
@@ -24,6 +25,14 @@ def check_app(app: object, taker: str) -> None:
         raise InvalidTypeError(
             f"{taker} takes an ASGI application, which is called with (scope, receive, send), not {app!r}"
         )
+    if inspect.isfunction(app):
+        try:
+            inspect.signature(app).bind(None, None, None)
+        except TypeError:
+            raise InvalidTypeError(
+                f"{taker} takes an ASGI application, and {app.__qualname__} is an endpoint: for all endpoints "
+                f"`app.add_middleware({taker})`, and for one `@cancel_on_disconnect`"
+            ) from None
 
 
 async def answer(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]] = (), /, **fields: str) -> None:
