@@ -7,30 +7,20 @@ The decorators add nothing that a type checker sees, so a mistake stays an error
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import difflib
 import functools
 import inspect
-import operator
-import re
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
-from ._names import CURES, PARAMETERS
-from ._user_code import add_note
+from ._names import CURES
 
-__all__ = [
-    "add_reader", "async_block", "explain", "figures", "keeps", "keywords", "lacking", "lacks", "or_none", "refuses",
-    "unknown_keyword",
-]  # fmt: skip
+__all__ = ["CLASSES", "add_reader", "figures", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
-Block: TypeAlias = "contextlib.AbstractAsyncContextManager[T, None]"
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 
@@ -44,22 +34,8 @@ _OPERATORS = (
     *("__lt__", "__le__", "__gt__", "__ge__"),
 )
 
-
 #: The classes that `lacks` has decorated, by name.
-_classes: dict[str, type[Any]] = {}
-
-#: How Python refuses the arguments of a call, and other uses of an object.
-_REFUSED = re.compile(
-    r"(?:(?P<cls>\w+)\.|(?=copy\(|wait\(|as_completed\())(?P<method>\w+)\(\) "
-    r"(?:takes |missing |got (?:an unexpected keyword argument '(?P<name>\w+)')?)"
-)
-_MISUSED = {
-    r"(?:object |')(Device|DeviceBuffer|Stream|UnifiedBuffer)(?: can't be used in 'await'|' object can't be awaited)":
-    "it can be used at once: leave the `await` out. Operations are awaited",
-    r"'async_generator' object (?:is not iterable|can't be awaited)|object async_generator can't be used in 'await'":
-    "`async for` iterates over it, as over aiocuda.as_completed(operations)",
-    r"'\S*Operation' object does not support the asynchronous": "an operation is awaited: `await operation`",
-}  # fmt: skip
+CLASSES: dict[str, type[Any]] = {}
 
 
 class _Lacking:
@@ -86,7 +62,7 @@ def lacks(cls: C) -> C:
     """
     cures = CURES[cls.__name__]
     for base in cls.__mro__:
-        _classes.setdefault(base.__name__, cls)  # a method has the name of the class that defines it
+        CLASSES.setdefault(base.__name__, cls)  # a method has the name of the class that defines it
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))
@@ -124,8 +100,10 @@ def figures(cls: C) -> C:
 
 
 def lacking(module: str, name: str) -> NoReturn:
-    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `CURES` has for the name."""
-    cure = f": {CURES[module][name]}" if name in CURES[module] else ""
+    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `MODULE_CURES` has for the name."""
+    from ._module_names import MODULE_CURES  # most programs never need it
+
+    cure = f": {MODULE_CURES[module][name]}" if name in MODULE_CURES[module] else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{cure}", name=name)
 
 
@@ -169,78 +147,6 @@ def _shown(thing: object) -> str:
     return text if len(text) <= 200 else f"a {type(thing).__name__}"  # of a dataclass with many figures
 
 
-def async_block(cure: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, Block[T]]]:
-    """Return a decorator as `contextlib.asynccontextmanager`. An entry by ``with``, and attributes, have the cure."""
-
-    @refuses(__enter__=cure)
-    class Asynchronous(contextlib._AsyncGeneratorContextManager[Any, Any]):
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"{self!r} has no {name!r}: it {cure}", name=name, obj=self)
-
-        def __repr__(self) -> str:
-            return f"{self.func.__qualname__}()"
-
-    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Block[T]]:
-        made_by: Any = function  # an asynchronous generator function, whatever its annotation is
-
-        @functools.wraps(function)
-        def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
-            return cast("Block[T]", Asynchronous(made_by, args, kwargs))  # typed, it might suppress exceptions
-
-        return made
-
-    return decorate
-
-
-def explain(error: BaseException | None) -> None:
-    """Add a note to a TypeError of Python about a call of aiocuda: the signature of the method, and perhaps a cure.
-
-    So a hot path needs no code for calls that Python refuses by itself.
-    """
-    for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-        explain(each)
-    if error is None or type(error) is not TypeError:
-        return
-    text = str(error)
-    for pattern, note in _MISUSED.items():
-        if re.match(pattern, text):
-            add_note(error, note)
-    found = _REFUSED.match(text)
-    if found is None:
-        return
-    is_copy = found["method"] == "copy"
-    owner: Any = _classes.get(found["cls"] or "Stream") if found["cls"] or is_copy else sys.modules["aiocuda"]
-    method = getattr(owner, found["method"], None)
-    notes = [PARAMETERS[found["name"]]] if found["name"] in PARAMETERS else []
-    signature = inspect.signature(method) if callable(method) else None
-    if signature is not None and found["name"] not in signature.parameters:  # else it is one of another name
-        names = [each.replace(annotation=each.empty) for each in signature.parameters.values() if each.name != "self"]
-        shown = signature.replace(parameters=names, return_annotation=signature.empty)
-        called = f"{owner.__name__}.{found['method']}".removesuffix(".__init__")
-        notes.insert(0, f"it is {called}{shown}")
-    if notes:
-        add_note(error, ": ".join(notes))
-
-
-def keeps(**cures: str) -> Callable[[C], C]:
-    """Return a class decorator: assigning to one of these properties raises an AttributeError with the cure.
-
-    Each property returns the attribute with an underscore before its name. It is read without a call in Python.
-    """
-
-    def decorate(cls: C) -> C:
-        for name, cure in cures.items():
-            refuse = functools.partial(_refuse_value, name, cure)
-            setattr(cls, name, property(operator.attrgetter(f"_{name}"), refuse, doc=vars(cls)[name].__doc__))
-        return cls
-
-    return decorate
-
-
-def _refuse_value(name: str, cure: str, thing: object, value: object) -> NoReturn:
-    raise AttributeError(f"{thing!r} keeps its {name}: {cure}", name=name, obj=thing)
-
-
 def or_none(method: Callable[P, R]) -> Callable[P, R]:
     """Let missing arguments be None when a method is called, which has the error with the cure. It costs no call.
 
@@ -266,7 +172,7 @@ def keywords(
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
         names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]).union(more)
-        signature = inspect.signature(method)
+        signature = functools.cache(functools.partial(inspect.signature, method))  # imports take less time
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
@@ -275,7 +181,7 @@ def keywords(
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures, names)
             if positional:
                 try:
-                    signature.bind(*args, **kwargs)
+                    signature().bind(*args, **kwargs)
                 except TypeError as error:
                     raise InvalidTypeError(f"{called}: {error}: {positional}") from None
             return method(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CURES", "PARAMETERS"]
+__all__ = ["CURES"]
 
 _AWAIT = "await it first, and use its result"
 _BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
@@ -292,61 +292,9 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "set_accessed_by": "`await buffer.advise('accessed_by', to)`",
         "numpy data": "buffer.array is a NumPy array over the memory",
     },
-    "aiocuda": {
-        "Batcher batch": "`from aiocuda.serving import MicroBatcher`",
-        "MemoryPool": "each device has one, device.memory; stream.empty(shape, dtype) makes buffers in it",
-        "Program RawKernel RawModule jit kernel": "aiocuda.Kernel(name, source=…, host=function)",
-        "compile ElementwiseKernel SourceModule": "aiocuda.Kernel(name, source=…, host=function)",
-        "Barrier": "it is called aiocuda.StreamBarrier",
-        "CUDAGraph": "`async with stream.capture() as graph` records one",
-        "Coordinator": "it is called aiocuda.AsyncCoordinator",
-        "PipelineStage stage": "it is called aiocuda.Stage: Stage(name, function)",
-        "Pool": "aiocuda.StreamPool lends streams, and aiocuda.EventPool events",
-        "Profiler profile": "`from aiocuda.observe import StreamProfiler`, and Timeline",
-        "Semaphore": "asyncio.Semaphore is one for tasks; stream.wait(event) orders streams",
-        "array asarray": "`await stream.upload(array)` makes a buffer of an array",
-        "get_elapsed_time": "start.elapsed_ms(end) is the time between two of stream.record(timing=True)",
-        "is_available": "`aiocuda doctor` says whether CUDA can be used; open_device() falls back to the host driver",
-        "managed_array": _UNIFIED,
-        "memory_allocated": "device.memory.statistics() has the figures",
-        "on": "`from aiocuda.integrations import torch` has torch.on(stream), and so has cupy",
-        "open": "`async with aiocuda.open_device() as device`",
-        "pinned": _PINNED,
-        "run": "asyncio.run(main()) runs a program",
-        "set_device": "no device is current: `async with aiocuda.open_device(0) as device`",
-        "submit": "stream.submit(function); `from aiocuda.integrations import torch` has torch.submit(stream, …)",
-        "timeout wait_for": "`async with asyncio.timeout(seconds)` limits any await",
-        "cuda": "`async with aiocuda.open_device() as device` opens a GPU",
-        "current_stream get_current_stream": "each call is a method of its stream, as device.stream() makes one",
-        "empty zeros": "stream.empty(shape, dtype) and stream.zeros(shape, dtype) make buffers",
-        "launch": _LAUNCH,
-        "synchronize": "`await stream.synchronize()` for one stream, `await device.drain()` for all",
-    },
-    "aiocuda.serving": {
-        "Batcher batch": "MicroBatcher(infer, max_batch_size=32) calls a function with batches",
-        "CancelOnDisconnect cancel_on_disconnect error_responses health lifespan ready": "aiocuda.serving.asgi has it",
-        "Lifespan": "it is aiocuda.serving.asgi.lifespan",
-        "Overloaded": "it is called OverloadedError",
-    },
-    "aiocuda.serving.asgi": {
-        "Lifespan": "it is called lifespan",
-        "healthcheck healthz liveness": "it is called health",
-        "readiness readyz": "it is called ready",
-        "ErrorResponses": "it is called error_responses",
-    },
 }
 
 #: For each class and module: names that it lacks, and what to use in their place.
 CURES: Final[Mapping[str, Mapping[str, str]]] = {
     cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
-}
-
-#: Parameters that no method has, and what to use in their place. `explain` reads them.
-PARAMETERS: Final[Mapping[str, str]] = {
-    "depth": "Pipeline(device, stages, depth=3) takes it",
-    **dict.fromkeys(("dst", "src"), "it takes them by position, the target first: stream.copy(target, source)"),
-    "dtype": "a buffer has the dtype of the array: array.astype(dtype) before, or after",
-    "enable_timing": "use timing=True",
-    "stream": "the stream is the object whose method is called",
-    "timeout": "`async with asyncio.timeout(seconds)` limits an await",
 }

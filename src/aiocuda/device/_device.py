@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .._base._arrays import as_dtype, as_shape
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
-from .._base._mistakes import explain, keywords, lacks, or_none, refuses
+from .._base._mistakes import keywords, lacks, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._shutdown import DRAIN_TIMEOUT, finish_shielded
 from .._base._statistics import DeviceStatistics
@@ -497,7 +497,10 @@ class Device(Owner):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        explain(error)
+        if isinstance(error, (TypeError, BaseExceptionGroup)):
+            from .._base._explain import explain  # most programs never need it
+
+            explain(error)
         await self._scope.exit(self, kind)
         unseen = self._resources.device_state.unseen
         if kind is None:

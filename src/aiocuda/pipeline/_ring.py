@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import async_block, keywords, lacks, refuses
+from .._base._async_block import async_block
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine

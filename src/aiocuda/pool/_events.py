@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple, TypeAlias
 
+from .._base._async_block import async_block
 from .._base._checks import check_integer, flag
 from .._base._log import log
-from .._base._mistakes import async_block, figures, keywords, lacks, refuses
+from .._base._mistakes import figures, keywords, lacks, refuses
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
