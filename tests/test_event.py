@@ -253,6 +253,10 @@ async def test_of_another_device() -> None:
             with pytest.raises(WrongDeviceError):
                 two.record(event=event)
             assert await quickly(two.wait(event)) is None  # but waiting for it is fine
+            start, end = one.record(timing=True), two.record(timing=True)
+            await aiocuda.gather(start.operation, end.operation)
+            with pytest.raises(WrongDeviceError, match=r"is of host:0, and .* of host:1: only events of one device"):
+                start.elapsed_ms(end)
 
 
 async def test_what_is_no_event(stream: Stream) -> None:

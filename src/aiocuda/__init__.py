@@ -125,6 +125,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         **dict.fromkeys(("ReplicaLostError", "open_cluster"), "aiocuda.cluster"),
         **dict.fromkeys(("cuda_core", "cupy", "numba", "torch"), "aiocuda.integrations"),
         **dict.fromkeys(("StreamProfiler", "Timeline"), "aiocuda.observe"),
+        "Latch": "aiocuda.testing",
     }
 
     def __getattr__(name: str) -> object:

@@ -530,7 +530,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "Pipeline([stage])": (
         lambda at: AIOCUDA.Pipeline([AIOCUDA.Stage("x", items)]),
         InvalidTypeError,
-        "a pipeline runs on an aiocuda.Device, not on list: Pipeline(device, stages)",
+        "'stages': stages is a sequence of aiocuda.Stage: Pipeline(device, [Stage(",
     ),
     "Pipeline(device)": (lambda at: AIOCUDA.Pipeline(at.device), InvalidTypeError, "stages is a sequence of"),
     "TripleBuffer(buffers, device)": (

@@ -20,6 +20,7 @@ import aiocuda
 import aiocuda.cluster
 import aiocuda.serving
 from aiocuda import Device, Kernel, Stream
+from aiocuda._base._module_names import MODULE_CURES
 from aiocuda._base._names import CURES
 from aiocuda._core._gather import Gathering
 from aiocuda.cluster import ClusterStatistics, ReplicaStatistics
@@ -31,10 +32,12 @@ from aiocuda.data._sync_batch import SyncArray
 from aiocuda.data._tensor_batch import FieldMapping
 from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
+from aiocuda.observe import ProfileReport, StreamProfiler, Timeline
 from aiocuda.pipeline import Ticket
 from aiocuda.pool._lease import LeasedStream
 from aiocuda.serving import Batch, BatcherStatistics, MicroBatcher, OverloadedError
 from tests.bad_input import service_mistakes
+from tests.bad_input.authors import AUTHORS, NOTES
 from tests.bad_input.newcomers import FIELDS, MISTAKES, At, batcher, loader, submit
 
 pytestmark = pytest.mark.asyncio
@@ -46,15 +49,49 @@ async def at(device: Device, stream: Stream) -> At:
     return At(device, stream, buffer, stream.fill(buffer, 1.0), stream.record())
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+ALL = MISTAKES | AUTHORS
+
+
+@pytest.mark.parametrize("mistake", ALL)
 async def test_mistake_is_refused_with_its_cure(at: At, mistake: str) -> None:
-    make, error, cure = MISTAKES[mistake]
+    make, error, cure = ALL[mistake]
     with pytest.raises(error) as caught:
         result = make(at)
         if inspect.iscoroutine(result):
             await result
     assert type(caught.value) is error
     assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", NOTES)
+async def test_call_that_python_refuses_has_a_note(at: At, mistake: str) -> None:
+    """In the traceback of a program, whose block of the device the error leaves."""
+    call, note = NOTES[mistake]
+    with pytest.raises(TypeError) as caught:
+        async with aiocuda.open_device(driver="host"):
+            result = call(at)
+            if inspect.isawaitable(result):
+                await result
+    assert caught.value.__notes__ == [note]
+
+
+async def test_call_that_python_refuses_has_a_note_in_a_group(at: At) -> None:
+    async def fails() -> None:
+        await at.stream.wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with aiocuda.open_device(driver="host"), asyncio.TaskGroup() as group:
+            group.create_task(fails())
+    assert caught.value.exceptions[0].__notes__ == ["it is Stream.wait(other, *, label=None)"]
+
+
+async def test_other_type_errors_have_no_note() -> None:
+    def wait_for() -> None: ...
+
+    with pytest.raises(TypeError) as caught:
+        async with aiocuda.open_device(driver="host"):
+            wait_for(1)  # type: ignore[call-arg]
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize("mistake", service_mistakes.MISTAKES)
@@ -144,7 +181,8 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         *(aiocuda.AsyncCoordinator, Batch, BatcherStatistics, Capture, Cluster, Device, DeviceMemory, aiocuda.Event),
-        *(aiocuda.EventPool, Gathering),
+        *(aiocuda.DeviceBuffer, aiocuda.EventPool, Gathering),
+        *(Bracket, ProfileReport, StreamProfiler, Timeline),
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
@@ -152,6 +190,9 @@ CLASSES: dict[str, type] = {
         *(ClusterStatistics, OverloadedError, ReplicaStatistics),
     )
 }
+
+#: Attributes of each instance.
+OF_INSTANCES = {("device", "index"), ("device", "memory"), ("device", "properties"), ("timeline", "spans")}
 
 MODULES = ("aiocuda", "aiocuda.serving", "aiocuda.serving.asgi")
 
@@ -161,7 +202,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "batch": (Batch,),
     "batcher": (MicroBatcher,),
     "bracket": (Bracket,),
-    "buffer": (aiocuda.UnifiedBuffer,),
+    "buffer": (aiocuda.DeviceBuffer, aiocuda.UnifiedBuffer),
     "cluster": (Cluster,),
     "context": (aiocuda.ManagedContext,),
     "coordinator": (aiocuda.AsyncCoordinator,),
@@ -174,18 +215,22 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "memory": (DeviceMemory,),
     "node": (Node,),
     "operation": (aiocuda.Operation,),
+    "profiler": (StreamProfiler,),
+    "report": (ProfileReport,),
+    "timeline": (Timeline,),
     "pipeline": (aiocuda.Pipeline,),
     "pool": (aiocuda.StreamPool, aiocuda.EventPool),
     "ring": (aiocuda.TripleBuffer,),
     "slot": (aiocuda.Slot,),
     "start": (aiocuda.Event,),
     "stream": (Stream, LeasedStream),
+    "ticket": (Ticket,),
 }
 
 
 @pytest.mark.parametrize("module", MODULES)
 async def test_module_lacks_the_names_of_the_table(module: str) -> None:
-    for name, cure in CURES[module].items():
+    for name, cure in MODULE_CURES[module].items():
         with pytest.raises(AttributeError) as caught:
             getattr(importlib.import_module(module), name)
         assert str(caught.value) == f"module {module!r} has no attribute {name!r}: {cure}"
@@ -204,10 +249,11 @@ async def test_decorated_function_of_one_batch_is_taken() -> None:
 
 
 async def test_table_of_names_has_the_classes() -> None:
-    assert CURES.keys() == CLASSES.keys() | set(MODULES)
+    assert CURES.keys() == CLASSES.keys()
+    assert MODULE_CURES.keys() == set(MODULES)
 
 
-@pytest.mark.parametrize("cls", sorted(CLASSES.keys() - {"UnifiedBuffer"}))
+@pytest.mark.parametrize("cls", sorted(CLASSES.keys() - {"DeviceBuffer", "UnifiedBuffer"}))
 async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
     for name, cure in CURES[cls].items():
         with pytest.raises(AttributeError) as caught:
@@ -215,19 +261,20 @@ async def test_class_lacks_the_names_of_the_table(cls: str) -> None:
         assert str(caught.value) == f"{cls} has no {name!r}: {cure}"
 
 
-async def test_managed_buffer_lacks_the_names_of_the_table(device: Device) -> None:
-    buffer = device.unified(4)
-    for name, cure in CURES["UnifiedBuffer"].items():
+@pytest.mark.parametrize("kind", ["DeviceBuffer", "UnifiedBuffer"])
+async def test_buffer_lacks_the_names_of_the_table(device: Device, stream: Stream, kind: str) -> None:
+    buffer = device.unified(4) if kind == "UnifiedBuffer" else stream.empty(4)
+    for name, cure in CURES[kind].items():
         with pytest.raises(AttributeError) as caught:
             getattr(buffer, name)
         assert str(caught.value).endswith(f"no attribute {name!r}: {cure}")
 
 
-@pytest.mark.parametrize("cls", sorted(CURES))
+@pytest.mark.parametrize("cls", sorted({**CURES, **MODULE_CURES}))
 async def test_cures_name_what_is_there(cls: str) -> None:
-    for cure in CURES[cls].values():
+    for cure in {**CURES, **MODULE_CURES}[cls].values():
         for thing, name in re.findall(r"\b([a-z]+)\.([a-z_]+)", cure):
-            if (thing, name) != ("device", "memory") and thing in OBJECTS:  # an attribute of each instance
+            if (thing, name) not in OF_INSTANCES and thing in OBJECTS:
                 assert any(hasattr(kind, name) for kind in OBJECTS[thing]), cure
         for name in re.findall(r"aiocuda\.([A-Z]\w+)", cure):
             assert getattr(aiocuda, name)

@@ -452,7 +452,7 @@ async def test_stream_that_is_captured_takes_no_operation_of_a_coordinator(devic
         async with AsyncCoordinator(device) as coordinator:
             with stream.capture() as graph:
                 stream.fill(buffer, 1)
-                with pytest.raises(BusyError, match=r"is being captured.*leave the `with stream.capture"):
+                with pytest.raises(BusyError, match=r"is being captured.*leave the `async with stream.capture"):
                     if verb == "bracket":
                         async with coordinator.operation("kernel", stream=stream):
                             raise AssertionError

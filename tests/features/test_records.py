@@ -105,6 +105,8 @@ async def test_time_that_cannot_be_is_not_recorded(device: Device, seconds: Any,
         with pytest.raises(error, match="seconds"):
             profiler.record("entry", seconds)
         assert pool.statistics().workloads == {}
+    async with profiler:
+        pass
     assert profiler.report().total.operations == ()
 
 

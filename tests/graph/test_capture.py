@@ -191,7 +191,7 @@ async def test_call_that_cannot_be_recorded_names_the_cure_and_the_rest_remains(
         stream.fill(buffer, 1)
         with pytest.raises(kind, match=cure):
             use(device, stream, buffer)
-        with pytest.raises(BusyError, match="leave the `with"):
+        with pytest.raises(BusyError, match="leave the `async with"):
             await stream.aclose()
     assert len(graph) == 1
     await quickly(graph.launch(stream))
@@ -309,6 +309,16 @@ async def test_capture_is_made_once(device: Device, stream: Stream) -> None:
     with pytest.raises(BusyError, match=r"call stream\.capture\(\) again"):
         with capture:
             pass
+
+
+async def test_capture_of_nothing_warns(device: Device, stream: Stream, other: Stream) -> None:
+    buffer = stream.empty(N, np.uint32)
+    await quickly(stream.synchronize())
+    with pytest.warns(RuntimeWarning, match=r"has recorded nothing.*`other\.wait\(stream\)`, at the") as caught:
+        async with stream.capture() as graph:
+            await quickly(other.fill(buffer, 1))
+    assert caught[0].filename == __file__
+    assert len(graph) == 0
 
 
 async def test_stream_of_another_device_does_not_take_part() -> None:

@@ -195,9 +195,9 @@ async def test_imported_stream_does_not_wait_for_a_graph_on_its_way() -> None:
 
 async def test_graph_is_launched_on_streams_only(device: Device, stream: Stream, other: Stream) -> None:
     with other.capture() as graph:
-        with pytest.raises(BusyError, match="leave the `with"):
+        with pytest.raises(BusyError, match="leave the `async with"):
             graph.launch(stream)
-        with pytest.raises(BusyError, match="leave the `with"):
+        with pytest.raises(BusyError, match="leave the `async with"):
             await graph
     with pytest.raises(InvalidTypeError, match="launched on an"):
         graph.launch(0)  # type: ignore[arg-type]

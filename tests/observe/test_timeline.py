@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
+from aiocuda import (
+    BusyError,
+    Device,
+    DeviceFault,
+    DriverError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    Pipeline,
+    Stage,
+    Stream,
+)
 from aiocuda.observe import Timeline, TimelineSpan, draw
 from aiocuda.observe._drawing import BAR, LINE, RIGHT, WIDTH
 from tests.helpers import AFFINE, TRAP, Latch, open_peer, quickly
@@ -145,7 +155,11 @@ async def test_the_picture_has_a_rectangle_for_each_operation(device: Device) ->
         f"Streams of {device.name} ({device.driver.name} driver)",
     } <= set(words)
     assert words.index("up") < words.index("down")
-    assert "<rect" not in Timeline(device).to_svg("nothing yet")
+    with pytest.warns(RuntimeWarning, match=r"never entered.*`async with Timeline\(device\) as timeline`") as caught:
+        assert "<rect" not in Timeline(device).to_svg("nothing yet")
+    assert caught[0].filename == __file__
+    with pytest.raises(InvalidArgumentError, match=r"no title.*Path\('x\.html'\)\.write_text\(timeline\.to_html\(\)"):
+        timeline.to_html("x.html")
 
 
 async def test_a_timeline_records_nothing_after_its_block(device: Device, stream: Stream) -> None:

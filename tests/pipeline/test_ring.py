@@ -288,6 +288,18 @@ async def test_a_block_that_fails_frees_its_slot() -> None:
     assert ring.states == ("free",)
 
 
+async def test_slot_of_a_block_is_stale_after_it(device: aiocuda.Device, stream: Stream) -> None:
+    async with TripleBuffer(1, buffers={"x": (4, np.float32)}, device=device) as ring:
+        async with ring.slot() as first:
+            memory = first.buffer("x")
+        for use in (lambda: first.buffer("x"), lambda: first.enter("uploading"), lambda: first.item):
+            with pytest.raises(StaleHandleError, match="the block of this slot has ended"):
+                use()
+        async with ring.slot() as second:
+            assert second.buffer("x") is memory
+        assert ring.states == ("free",)
+
+
 async def test_slot_of_a_block_is_released_by_its_end_only() -> None:
     """Else the end would release the slot of the next holder."""
     ring = TripleBuffer(1)
@@ -485,7 +497,8 @@ async def test_waiter_gets_no_slot_that_is_in_use(device: aiocuda.Device, stream
         await quickly(stream.synchronize())
         await turns()
         assert not waiting.done()
-    assert await quickly(waiting) is first
+    assert (await quickly(waiting)).number == first.number
+    assert repr(first) == "<Slot 0 ended>"
 
 
 @pytest.mark.parametrize("first_call", ["before", "running", "ended"])

@@ -20,6 +20,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.host import HostDriver
+from aiocuda.observe import Timeline
 from aiocuda.serving import MicroBatcher
 from tests.bad_input import service_mistakes
 from tests.bad_input.newcomers import MISTAKES, At
@@ -216,6 +217,19 @@ async def await_of_a_buffer(device: aiocuda.Device, stream: Stream) -> None:
     await stream.empty(4)
 
 
+async def capture_of_nothing(device: aiocuda.Device, stream: Stream) -> None:
+    async with stream.capture():
+        pass
+
+
+async def timeline_without_a_block(device: aiocuda.Device, stream: Stream) -> None:
+    Timeline(device).to_html()
+
+
+async def missing_argument(device: aiocuda.Device, stream: Stream) -> None:
+    stream.fill(stream.empty(4))
+
+
 async def array_outlives_the_device(device: aiocuda.Device, stream: Stream) -> None:
     KEPT.append(device.unified(4).array)
 
@@ -243,6 +257,7 @@ PROGRAMS: list[Callable[[aiocuda.Device, Stream], Awaitable[None]]] = [
     *(no_host_implementation, fault, out_of_memory, host_out_of_memory, overloaded, unclosed, unordered),
     source_written,
     *(task_of_an_operation, name_of_a_subpackage, import_of_a_subpackage, keyword_of_another_library),
+    *(capture_of_nothing, timeline_without_a_block, missing_argument),
     *(loop_without_readers, label_without_a_block, await_of_a_buffer, array_outlives_the_device),
     *(functools.partial(mistake, name) for name in MISTAKES),
     *(functools.partial(service_mistake, name) for name in service_mistakes.MISTAKES),

@@ -135,7 +135,7 @@ async def test_node_takes_other_arguments(device: Device, stream: Stream, other:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.graph is None])
 async def test_capture_ends_before_what_a_graph_cannot_mean(stream: Stream, name: str) -> None:
-    with stream.capture(), pytest.raises(BusyError, match="leave the `with stream"):
+    with stream.capture(), pytest.raises(BusyError, match="leave the `async with stream"):
         result = getattr(stream, name)()
         await result
 

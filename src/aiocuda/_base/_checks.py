@@ -149,7 +149,10 @@ def is_function(thing: object) -> bool:
 
 def check_callback(fn: object, context: object = None) -> None:
     """Check the arguments of ``add_done_callback`` when it is called: a later error would reach no caller."""
-    if not is_function(fn):
-        raise InvalidTypeError(f"a callback is a function, not {fn!r}")
+    if not is_plain(fn):  # else it is a function, and no coroutine function
+        if not is_function(fn):
+            raise InvalidTypeError(f"a callback is a function, not {fn!r}")
+        if is_coroutine_function(fn):
+            raise InvalidTypeError(f"a callback is a plain function, and {fn!r} is a coroutine function: create a task")
     if context is not None and not isinstance(context, contextvars.Context):
         raise InvalidTypeError(f"context is a contextvars.Context, not {context!r}")

@@ -10,16 +10,13 @@ import asyncio
 import difflib
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ..errors import InvalidTypeError, UnsupportedError
 from ._names import CURES
 
-__all__ = [
-    "add_reader", "figures", "keeps", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword",
-]  # fmt: skip
+__all__ = ["CLASSES", "add_reader", "figures", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -37,6 +34,9 @@ _OPERATORS = (
     *("__lt__", "__le__", "__gt__", "__ge__"),
 )
 
+#: The classes that `lacks` has decorated, by name.
+CLASSES: dict[str, type[Any]] = {}
+
 
 class _Lacking:
     """A class attribute that is always an AttributeError, so that `hasattr` is False."""
@@ -48,7 +48,7 @@ class _Lacking:
         self._cure = cure
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        what = owner.__name__ if instance is None else repr(instance)
+        what = owner.__name__ if instance is None else _shown(instance)
         raise AttributeError(f"{what} has no {self._name!r}: {self._cure}", name=self._name, obj=instance)
 
     def __set__(self, instance: object, value: object) -> NoReturn:
@@ -61,6 +61,8 @@ def lacks(cls: C) -> C:
     ``dir`` of an instance does not list the names.
     """
     cures = CURES[cls.__name__]
+    for base in cls.__mro__:
+        CLASSES.setdefault(base.__name__, cls)  # a method has the name of the class that defines it
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))
@@ -98,8 +100,10 @@ def figures(cls: C) -> C:
 
 
 def lacking(module: str, name: str) -> NoReturn:
-    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `CURES` has for the name."""
-    cure = f": {CURES[module][name]}" if name in CURES[module] else ""
+    """Raise the AttributeError of a module's ``__getattr__``, with the cure that `MODULE_CURES` has for the name."""
+    from ._module_names import MODULE_CURES  # most programs never need it
+
+    cure = f": {MODULE_CURES[module][name]}" if name in MODULE_CURES[module] else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{cure}", name=name)
 
 
@@ -135,26 +139,12 @@ def refuses(cure: str = "", /, *more: str, **cures: str) -> Callable[[C], C]:
 
 
 def _refuse(thing: object, cure: str, *args: object, **kwargs: object) -> NoReturn:
-    raise InvalidTypeError(f"{thing!r} {cure}")
+    raise InvalidTypeError(f"{_shown(thing)} {cure}")
 
 
-def keeps(**cures: str) -> Callable[[C], C]:
-    """Return a class decorator: assigning to one of these properties raises an AttributeError with the cure.
-
-    Each property returns the attribute with an underscore before its name. It is read without a call in Python.
-    """
-
-    def decorate(cls: C) -> C:
-        for name, cure in cures.items():
-            refuse = functools.partial(_refuse_value, name, cure)
-            setattr(cls, name, property(operator.attrgetter(f"_{name}"), refuse, doc=vars(cls)[name].__doc__))
-        return cls
-
-    return decorate
-
-
-def _refuse_value(name: str, cure: str, thing: object, value: object) -> NoReturn:
-    raise AttributeError(f"{thing!r} keeps its {name}: {cure}", name=name, obj=thing)
+def _shown(thing: object) -> str:
+    text = repr(thing)
+    return text if len(text) <= 200 else f"a {type(thing).__name__}"  # of a dataclass with many figures
 
 
 def or_none(method: Callable[P, R]) -> Callable[P, R]:
@@ -182,7 +172,7 @@ def keywords(
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         code = method.__code__
         names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]).union(more)
-        signature = inspect.signature(method)
+        signature = functools.cache(functools.partial(inspect.signature, method))  # imports take less time
         called = method.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(method)
@@ -191,7 +181,7 @@ def keywords(
                 raise unknown_keyword(called, kwargs.keys() - names, cure, cures, names)
             if positional:
                 try:
-                    signature.bind(*args, **kwargs)
+                    signature().bind(*args, **kwargs)
                 except TypeError as error:
                     raise InvalidTypeError(f"{called}: {error}: {positional}") from None
             return method(*args, **kwargs)

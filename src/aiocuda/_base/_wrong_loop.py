@@ -29,7 +29,8 @@ def wrong_loop(
         return ClosedError(f"the event loop of {what} has been closed: {cure}")
     if _get_running_loop() is None:
         return NoEventLoopError(
-            f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()); "
+            f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()), or from a test "
+            "that is `async def`; "
             "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"
         )
     return WrongLoopError(f"{what} belongs to another event loop: {cure}")

@@ -114,13 +114,19 @@ def _foreign(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Opera
     if work is None or is_coroutine_function(work.function):
         raise InvalidTypeError(
             f"wait takes a stream, an event, a tensor, an array, an operation or a function that returns a bool, not "
-            f"{described(x)}; see aiocuda.wait"
+            f"{described(x)}{_cure(x)}"
         )
     if work.kind == "done" or work.function is None:  # "done" is the only kind left without a function
         done = Wait(loop, None)
         done.finish()
         return done
     return (PolledWait if work.kind == "poll" else ThreadWait)(loop, x, work.function)
+
+
+def _cure(x: Any) -> str:
+    if asyncio.iscoroutine(x) or asyncio.isfuture(x):
+        return ": await it"
+    return ": `await device.drain()` waits for all its work" if hasattr(type(x), "drain") else "; see aiocuda.wait"
 
 
 def _on_cuda(driver: Any, work: Work, x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) -> Operation[None]:

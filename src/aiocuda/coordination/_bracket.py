@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base._failure import raisable
 from .._base._label import LABEL
-from .._base._mistakes import refuses
+from .._base._mistakes import lacks, refuses
 from ..completion import Operation
 from ..errors import BusyError
 from ..lowlevel import queue_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Bracket", "scheduled"]
 
 
+@lacks
 @refuses(__enter__="is entered by `async with`, not `with`: `async with coordinator.operation(kind) as bracket`")
 class Bracket(Node[Any]):
     """A `Node` that lasts as long as an ``async with`` block.

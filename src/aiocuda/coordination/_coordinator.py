@@ -13,7 +13,7 @@ from .._base._arrays import check_alike
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._base._label import LABEL, check_label
 from .._base._launch import read_launch
-from .._base._mistakes import figures, keywords, lacks
+from .._base._mistakes import figures, keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -47,6 +47,7 @@ __all__ = ["AsyncCoordinator", "CoordinatorStatistics"]
 _KINDS = frozenset(KINDS)
 
 _COMPUTE = "compute takes the kernel's own arguments by position; help(AsyncCoordinator.compute) lists its keywords"
+_COMPUTE_KEYWORDS = dict.fromkeys(("depends_on", "dependencies"), "use after=")
 
 #: How many combinations of grid, block and shared memory are remembered as valid.
 MOST_EXTENTS = 256
@@ -98,6 +99,7 @@ _COLLECTIVE = keywords(
 
 
 @lacks
+@refuses(__enter__="is entered by `async with`, not `with`: `async with AsyncCoordinator(device) as coordinator`")
 class AsyncCoordinator(Owner):
     """Orders operations on the device, over as many streams as needed.
 
@@ -142,6 +144,11 @@ class AsyncCoordinator(Owner):
         them after 0.5 s. A deadlock that is certain raises the error immediately in either case.
     """
 
+    @keywords(
+        "AsyncCoordinator takes a device, max_in_flight=, streams=, check= and deadlock_timeout=",
+        "AsyncCoordinator(device, max_in_flight=64)",
+        **dict.fromkeys(("max_concurrent", "max_concurrency", "concurrency"), "use max_in_flight="),
+    )
     def __init__(
         self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False,
         deadlock_timeout: float | None = None,
@@ -248,7 +255,7 @@ class AsyncCoordinator(Owner):
         began, node = self._begin(kind, "compute", stream, priority, description, label)
         if launch:
             kernel, grid, block, args = read_launch(
-                "AsyncCoordinator.compute", (kernel, grid, block, *args), launch, _COMPUTE, {}
+                "AsyncCoordinator.compute", (kernel, grid, block, *args), launch, _COMPUTE, _COMPUTE_KEYWORDS
             )
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")

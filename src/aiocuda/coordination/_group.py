@@ -73,7 +73,9 @@ class StreamGroup(Owner):
         priority: Priority = "normal",
     ) -> None:
         if not isinstance(device, Device):
-            raise InvalidTypeError(f"a group is made for an aiocuda.Device, not {type(device).__name__}")
+            raise InvalidTypeError(
+                f"a group is made for an aiocuda.Device, StreamGroup(device, streams), not {type(device).__name__}"
+            )
         given, names = _given_or_names(streams)
         self._device = device
         self._resources = resources_of(device)

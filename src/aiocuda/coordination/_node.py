@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from .._base._label import shown
-from .._base._mistakes import lacks
+from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError
 
@@ -45,6 +45,7 @@ def check_priority(priority: object) -> int:
 
 
 @lacks
+@refuses("is a node, and not its result: await it first, and use its result", "__getitem__", "__array__", "__float__")
 class Node(ProcessLocal, Generic[T_co]):
     """An operation of an `aiocuda.AsyncCoordinator`. ``await`` it for its result.
 

@@ -836,7 +836,7 @@ class Scheduler:
             if self.resources.closing:  # a device that closes withdraws what waits for a task
                 self._abandon_unentered()
             for bracket in list(self.unentered):
-                self._withdraw_unentered(bracket, "was never entered, and the coordinator closes")
+                self._withdraw_unentered(bracket, "was never entered by `async with`, and the coordinator closes")
 
     def moving(self) -> bool:
         """True if a registered node will be submitted or finish without an action of a task. Any thread.

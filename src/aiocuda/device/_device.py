@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -67,6 +68,7 @@ class Pinning:
 
 
 @lacks
+@refuses(__enter__="is closed by `async with`, not `with`: `async with aiocuda.open_device() as device`")
 class Device(Owner):
     """One GPU, or the host in its place.
 
@@ -266,6 +268,8 @@ class Device(Owner):
         """
         if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
+        if is_coroutine_function(fn):
+            raise InvalidTypeError(f"offload takes a plain function, and {fn!r} is a coroutine function: await it here")
         return await self._resources.loop_state().offload(fn, *args)
 
     # -- observation ---------------------------------------------------------------------------------------------
@@ -490,7 +494,13 @@ class Device(Owner):
             raise self._scope.closed_error()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, (TypeError, BaseExceptionGroup)):
+            from .._base._explain import explain  # most programs never need it
+
+            explain(error)
         await self._scope.exit(self, kind)
         unseen = self._resources.device_state.unseen
         if kind is None:

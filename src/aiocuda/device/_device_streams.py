@@ -93,7 +93,7 @@ class DeviceStreams:
         if queue.recorded:
             raise BusyError(
                 f"{queue.name} is being captured, and an operation of a coordinator cannot be part of a graph: call "
-                "the stream's queue methods, or leave the `with stream.capture()` block first"
+                "the stream's queue methods, or leave the `async with stream.capture()` block first"
             )
         was_closed = queue.closed
         if was_closed:

@@ -172,14 +172,22 @@ class Event(ProcessLocal):
     def __await__(self) -> Generator[Any, None, None]:
         return self.operation.__await__()
 
+    @or_none
     def elapsed_ms(self, end: Event) -> float:
         """Return the device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
 
         Raise `InvalidArgumentError` if one of them was made without ``timing=True``, `BusyError` if one of them has not
-        passed: await it.
+        passed: await it. Raise `WrongDeviceError` if they belong to two devices, whose clocks differ.
         """
         if not isinstance(end, Event):
-            raise InvalidTypeError(f"the time ends with another aiocuda.Event, not with {type(end).__name__}")
+            raise InvalidTypeError(
+                f"the time ends with another aiocuda.Event, start.elapsed_ms(end), not with {type(end).__name__}"
+            )
+        if end._device_state is not self._device_state:
+            raise WrongDeviceError(
+                f"{self!r} is of {_place(self)}, and {end!r} of {_place(end)}: only events of one "
+                "device have a time between them"
+            )
         for event in (self, end):
             if not event.timing:
                 raise InvalidArgumentError(
@@ -217,6 +225,11 @@ class Event(ProcessLocal):
             if self._operation.status < DONE:
                 state += "; coroutine: .wait()"  # for asyncio.create_task(event), which refuses it
         return f"<Event {'timing ' if self.timing else ''}{state}>"
+
+
+def _place(event: Event) -> str:
+    state = event._device_state
+    return f"{state.driver.name}:{state.device}"
 
 
 def record_event(queue: Ring, timing: bool = False, event: Event | None = None) -> Event:

@@ -219,7 +219,7 @@ class DeviceResources:
             The stream is being captured: the end of the capture puts the former hook back.
         """
         if stream._queue.recorded:
-            raise BusyError(f"{stream.name} is being captured: leave the `with stream.capture()` block first")
+            raise BusyError(f"{stream.name} is being captured: leave the `async with stream.capture()` block first")
         return stream._put_hook(hook)
 
     @staticmethod

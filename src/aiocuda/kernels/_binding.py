@@ -118,6 +118,8 @@ def _no_buffer(value: Any, where: str) -> InvalidTypeError:
         cure = "the device cannot reach a host array: `buffer = await stream.upload(array)`, then pass `buffer`"
     elif hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
         cure = "memory of another library needs a buffer: pass the result of `stream.adopt(x)`"
+    elif isinstance(value, str):
+        cure = f"a stage's Launch takes aiocuda.pipeline.SlotBuffer({value!r}, shape, dtype) for memory of its slot"
     else:
         cure = "a pointer takes a buffer, as `stream.empty`, `stream.upload`, `device.pinned` and `device.unified` make"
     return InvalidTypeError(f"{where} is {_described(value)}: {cure}")

@@ -59,6 +59,8 @@ class Signature:
             cure = ": pass each of them; n= is the number of threads, and is not passed to the kernel"
         elif given == expected + 2 and not any(hasattr(each, "_argument") for each in arguments[:2]):
             cure = ": with n=, leave out grid and block, launch(kernel, *arguments, n=count, block=256)"
+        elif given == expected - 2:
+            cure = ": grid and block come before them, (kernel, grid, block, *arguments), or are left out with n="
         return InvalidTypeError(
             f"{self} takes {expected} argument{'s' * (expected != 1)}, {given} given{cure}",
             expected=expected,

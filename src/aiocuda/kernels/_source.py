@@ -47,6 +47,9 @@ _CLOSED_DIRECTIVES = frozenset(
 _QUALIFIERS = frozenset({"volatile", "__restrict__", "__restrict", "__grid_constant__", "struct"})
 _FUNDAMENTAL = frozenset({"unsigned", "signed", "short", "long", "int", "char", "float", "double", "bool", "void"})
 
+#: What a kernel may not return, before its name.
+_RETURNED = re.compile(rf"\b(?:{'|'.join(sorted(_FUNDAMENTAL - {'void'}))})(?=\s*\Z)")
+
 
 def read_source(source: str | bytes) -> str:
     """Return the source as text.
@@ -124,6 +127,9 @@ def find_kernel(text: str, name: str, parameters: str | None = None) -> tuple[st
         match = spelled.search(code, statement.start() + len(head), statement.end()) if mark else None
         if match is None:
             continue
+        returned = _RETURNED.search(code, statement.start() + len(head), match.start())
+        if returned is not None:
+            raise CompileError(f"kernel {base!r} returns {returned[0]}: a `__global__` function returns void", log="")
         is_template = re.search(r"\btemplate\b", head) is not None
         if is_template and instance is None:
             raise UnsupportedError(

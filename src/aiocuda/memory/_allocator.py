@@ -236,7 +236,7 @@ class DeviceMemory:
         if queue.device_state is not self.device_state:
             raise WrongDeviceError(f"{queue.name} is a stream of another device: call stream.device.memory.free_all")
         if queue.recorded:
-            raise BusyError(f"{queue.name} is being captured: leave the `with stream.capture()` block first")
+            raise BusyError(f"{queue.name} is being captured: leave the `async with stream.capture()` block first")
         self.sweep(queue.reactor)  # until the sweep, an array that another library has dropped holds its buffer
         blocks = [block for block in allocations.live() if not block.is_kept]
         for block in blocks:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import keeps, or_none, refuses
+from .._base._keeps import keeps
+from .._base._mistakes import or_none, refuses
 from .._base._names import CURES
 from .._base._types import Span
 from .._core import HasOperation, Operation, StreamOperation

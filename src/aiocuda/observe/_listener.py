@@ -6,6 +6,8 @@ import abc
 import contextlib
 from typing import Any, ClassVar
 
+from .._base._mistakes import refuses
+from .._base._types import SourceLine
 from ..completion import INTERNAL, Instrument, Operation
 from ..device import Device
 from ..errors import AiocudaError, InvalidTypeError
@@ -13,6 +15,7 @@ from ..errors import AiocudaError, InvalidTypeError
 __all__ = ["DeviceListener", "elapsed_ms"]
 
 
+@refuses(__enter__="is entered by `async with`, not `with`")
 class DeviceListener(Instrument, abc.ABC):
     """An `Instrument` that is registered with its device for one ``async with`` block, and gets the device times.
 
@@ -32,7 +35,7 @@ class DeviceListener(Instrument, abc.ABC):
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a {self._noun} listens to an aiocuda.Device, not {type(device).__name__}")
         self.device = device
-        self._listening = contextlib.ExitStack()
+        self._listening: contextlib.ExitStack | None = None  # until the first block
         self._copy_of_chunk: dict[int, int] = {}  # operation ids
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -44,9 +47,19 @@ class DeviceListener(Instrument, abc.ABC):
 
     def stop(self) -> None:
         """End the block without waiting for operations. Any thread may call it; a second call does nothing."""
-        self._listening.close()
+        if self._listening is not None:
+            self._listening.close()
         self._copy_of_chunk.clear()
         self._on_stopped()
+
+    def _check_entered(self) -> None:
+        """Warn if there was no block: a result would be empty."""
+        if self._listening is None:
+            name = type(self).__name__
+            SourceLine.of_caller().warn(
+                f"this {self._noun} was never entered, so it has recorded nothing: "
+                f"`async with {name}(device) as {self._noun}`", RuntimeWarning,
+            )  # fmt: skip
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""

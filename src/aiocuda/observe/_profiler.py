@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -10,6 +11,7 @@ from typing import Any, Final, Self
 
 from .._base._checks import check_duration
 from .._base._label import printable
+from .._base._mistakes import lacks, refuses
 from .._base._statistics import DeviceStatistics
 from ..completion import KINDS, Operation
 from ..device import Device
@@ -131,6 +133,8 @@ class LabelProfile:
     busy_ms: float  #: device time of its launches, graphs, transfers and fills
 
 
+@lacks
+@refuses(__getitem__="has no items: report.total has all streams, and report.stream(stream) one")
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProfileReport:
     """The figures of a `StreamProfiler`. ``print(report)`` shows them as tables.
@@ -279,6 +283,7 @@ class _Sums:
         return OperationProfile(name, kind, self.count, self.total, mean, shortest, longest, p50, p99, self.nbytes)
 
 
+@lacks
 class StreamProfiler(DeviceListener):
     """Counts the operations of a device's streams and adds up their times, inside its ``async with`` block.
 
@@ -329,7 +334,9 @@ class StreamProfiler(DeviceListener):
 
     async def __aenter__(self) -> Self:
         resources_of(self.device).loop_state()  # raises if the device is closed, or of another process
-        self._listening.enter_context(self.device.listen(self))
+        listening = contextlib.ExitStack()
+        listening.enter_context(self.device.listen(self))
+        self._listening = listening
         self._since = self._now()
         return self
 
@@ -405,6 +412,8 @@ class StreamProfiler(DeviceListener):
 
     def report(self) -> ProfileReport:
         """Return the figures of all blocks since the last reset; in a block, up to now."""
+        if not self._sums:  # `record` needs no block
+            self._check_entered()
         with self._lock:
             seconds, waits = self._so_far()
             streams: dict[str, dict[tuple[str, str], _Sums]] = {}

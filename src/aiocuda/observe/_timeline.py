@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias, cast
 
 from .._base._clock import running_clock
+from .._base._mistakes import lacks
 from ..completion import INTERNAL, EndedRequest, Operation, StartedBatch
 from ..device import Device, Event
-from ..errors import AiocudaError, InvalidTypeError
+from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError
 from ..lowlevel import Queue, StreamOperation, resources_of
 from ._drawing import draw
 from ._listener import DeviceListener
@@ -28,6 +29,7 @@ ON_HOST = "operations on the host"
 MEMORY = "device memory, bytes"
 
 
+@lacks
 class Timeline(DeviceListener):
     """Records when each operation began and ended, for the operations that begin and end in its ``async with`` block.
 
@@ -289,6 +291,7 @@ class Timeline(DeviceListener):
 
     def recording(self) -> Recording:
         """Return everything that has been recorded so far. `to_trace` and `to_html` are made from it."""
+        self._check_entered()
         batches, requests = ((), ()) if self._requests is None else self._requests.record()
         return Recording(
             f"{self.device.name} ({self.device.driver.name} driver)",
@@ -310,8 +313,8 @@ class Timeline(DeviceListener):
         ``data-label`` if it has a label. There are no other ``<rect>`` elements. Labels have at most 1000 characters.
         Host and requests are in the page and in the trace only.
         """
-        recording = self.recording()
-        return draw(recording.spans, _title(title) or f"Streams of {recording.device}")
+        title, recording = _title(title), self.recording()
+        return draw(recording.spans, title or f"Streams of {recording.device}")
 
     def to_html(self, title: str | None = None) -> str:
         """Return a page for a browser, to zoom into the timeline, to search it, and to see what waited for what.
@@ -320,8 +323,8 @@ class Timeline(DeviceListener):
         the rows of the host, and the requests of batchers; a selected operation shows its label, its bytes, and arrows
         to the operations that it waited for and to the await that it resumed; a request has an arrow to its batch.
         """
-        recording = self.recording()
-        return page_of([recording], _title(title) or f"Timeline of {recording.device}")
+        title, recording = _title(title), self.recording()
+        return page_of([recording], title or f"Timeline of {recording.device}")
 
     def to_trace(self) -> str:
         """Return a trace as JSON in Chrome's format, for https://ui.perfetto.dev and ``chrome://tracing``.
@@ -346,6 +349,10 @@ class Timeline(DeviceListener):
 def _title(title: str | None) -> str | None:
     if title is not None and not isinstance(title, str):
         raise InvalidTypeError(f"a title is a string, not {title!r}")
+    if title is not None and title.endswith((".html", ".svg")):
+        method = "svg" if title.endswith(".svg") else "html"
+        cure = f"Path({title!r}).write_text(timeline.to_{method}(), encoding='utf-8')"
+        raise InvalidArgumentError(f"{title!r} is no title: it returns a string, {cure}", title=title)
     return title
 
 

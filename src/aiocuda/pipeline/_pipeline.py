@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._base._generic import Generic, Item, Result
-from .._base._mistakes import lacks, or_none
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._processor import last_level_cache, processors_within_quota
 from .._base._scope import Scope
@@ -34,6 +34,10 @@ __all__ = ["Pipeline"]
 
 
 @lacks
+@refuses(
+    __enter__="is entered by `async with`, not `with`: `async with aiocuda.Pipeline(device, stages) as pipeline`",
+    __call__="is not called: `async for result in pipeline.run(items)`, or `ticket = await pipeline.submit(item)`",
+)
 class Pipeline(Owner, Generic[Item, Result]):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
@@ -81,7 +85,11 @@ class Pipeline(Owner, Generic[Item, Result]):
         device or no stage; a stage to be replayed that awaits.
     """
 
-    @or_none
+    @keywords(
+        "Pipeline takes a device, stages, depth=, streams= and replay=",
+        "stages is a sequence of aiocuda.Stage: Pipeline(device, [Stage('up', up), Stage('down', down)], depth=3)",
+        **dict.fromkeys(("buffers", "num_slots"), "use depth="),
+    )
     def __init__(
         self,
         device: Device,

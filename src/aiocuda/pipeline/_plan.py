@@ -180,7 +180,9 @@ def _checked(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     checked = tuple(several(stages, "stages is a sequence of aiocuda.Stage"))
     for stage in checked:
         if not isinstance(stage, Stage):
-            raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, and one of them is {stage!r}")
+            raise InvalidTypeError(
+                f"stages is a sequence of aiocuda.Stage, Stage(name, function), and one of them is {stage!r}"
+            )
     if not checked:
         raise InvalidArgumentError("a pipeline needs at least one stage")
     names = [stage.name for stage in checked]

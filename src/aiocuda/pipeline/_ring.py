@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
-from .._base._mistakes import keywords, lacks
+from .._base._async_block import async_block
+from .._base._mistakes import keywords, lacks, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._types import SourceLine
@@ -45,6 +46,7 @@ _new: Callable[[type[Slot]], Slot] = object.__new__
 
 
 @lacks
+@refuses(__getitem__="has no items: `async with ring.slot(item) as slot`, or ring.upload_slot(), takes a free slot")
 class TripleBuffer(Owner):
     """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
 
@@ -110,7 +112,8 @@ class TripleBuffer(Owner):
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int):
-            raise InvalidTypeError(f"depth is an integer, not {depth!r}")
+            cure = ": TripleBuffer(3, buffers={'x': (1024, np.float32)}, device=device)" * isinstance(depth, Device)
+            raise InvalidTypeError(f"depth is an integer, not {depth!r}{cure}")
         if not 1 <= depth <= MAX_SLOTS:
             raise InvalidArgumentError(f"depth is from 1 to {MAX_SLOTS}, and this is {depth}", limit=MAX_SLOTS)
         self._watchers: list[Callable[[Slot], object]] = []  # of all slots: `_watch_soon`, while a task waits
@@ -430,7 +433,10 @@ class TripleBuffer(Owner):
         self._check_taken(slot)
         if slot in self._in_blocks:
             raise StaleHandleError(f"{slot!r} is released by the end of its `async with ring.slot()` block, not before")
-        self._released[slot] = slot._contents.progress is not None
+        self._release_now(slot, slot._contents.progress is not None)
+
+    def _release_now(self, slot: Slot, is_ended: bool) -> None:
+        self._released[slot] = is_ended
         self._free_when_over(slot)
 
     def _check_taken(self, slot: Slot) -> None:
@@ -463,8 +469,9 @@ class TripleBuffer(Owner):
     def _make_free(self, slot: Slot, is_ended: bool = True) -> None:
         """Make a slot free, or give it to a waiter. The device is done with its memory.
 
-        If its item, or its batch, ``is_ended``, another object takes the place of this one, which tasks may still hold.
-        The work on its own streams is over; operations of other streams may use memory that the slot cannot replace.
+        If its item, its batch or its block ``is_ended``, another object takes the place of this one, which tasks may
+        still hold. The work on its own streams is over; operations of other streams may use memory that the slot cannot
+        replace.
         """
         contents, memory = slot._contents, slot._contents.memory
         if is_ended and slot not in self._released and [*map(getrefcount, memory.owners)] != memory.own:
@@ -494,9 +501,11 @@ class TripleBuffer(Owner):
         else:
             self._free.append(slot)
 
-    @contextlib.asynccontextmanager
+    @async_block("takes a slot for an `async with` block: `async with ring.slot(item) as slot`")
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
         """Acquire a slot for the time of the block, and `release` it at the end, however the block is left.
+
+        When it is free, each use of this object raises `StaleHandleError`: the next block has another one.
 
         If an exception or a cancellation leaves the block, a thread of `Device.offload` may still use the memory of the
         slot. So the slot then takes other memory in place of pinned memory, and of buffers that the ring has not made,
@@ -511,7 +520,8 @@ class TripleBuffer(Owner):
             raise
         finally:
             self._in_blocks.pop(slot, None)
-            self.release(slot)
+            self._check_taken(slot)
+            self._release_now(slot, is_ended=True)
 
     def free_buffers(self) -> None:
         """Release the memory of all slots that are not taken, except ``buffers``, which the ring has made."""

@@ -131,14 +131,14 @@ class SlotContents:
 
 
 class EndedContents:
-    """The contents of a slot whose item or batch has ended: each use raises `StaleHandleError`."""
+    """The contents of a slot whose item, batch or block has ended: each use raises `StaleHandleError`."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise StaleHandleError(
-            "the item, or the batch, of this slot has ended, and its memory serves the next one: await the work before "
-            "the stage, or the function of the batch, returns; memory that was asked for before stays valid"
+            "the item, the batch or the block of this slot has ended, and its memory serves the next one: await the "
+            "work before the stage, the function or the block ends; memory that was asked for before stays valid"
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -164,8 +164,8 @@ class Slot(ProcessLocal):
     A pipeline and a `MicroBatcher` use memory again only if nothing but the slot, and graphs, refers to it: else the
     slot takes other memory under the same name. So ask the slot for its memory for each item.
 
-    When the item of a pipeline, or the batch, has ended, each use of the object raises `StaleHandleError`: a task that
-    outlives the item reaches no memory of the next one.
+    When the item of a pipeline, the batch or the block of `TripleBuffer.slot` has ended, each use of the object raises
+    `StaleHandleError`: a task that outlives the item reaches no memory of the next one.
 
     Stages of a pipeline that work on one item at the same time receive different `Slot` objects: the item and the
     buffers are the same, and each has the stream of its stage.
@@ -236,7 +236,8 @@ class Slot(ProcessLocal):
         states = self._contents.states
         last: SlotState = states[-1][0] if states else "free" if self._contents.progress is None else "uploading"
         if state == "free" or state not in TRANSITIONS[last]:
-            raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}", state=state)
+            cure = "" if state in TRANSITIONS else ": there are 'uploading', 'processing' and 'downloading'"
+            raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}{cure}", state=state)
         if states and not states[-1][1]:
             states.pop()
         states.append((state, ends))
@@ -254,7 +255,7 @@ class Slot(ProcessLocal):
         BusyError
             No stage has the slot, and the program has set no stream.
         StaleHandleError
-            The item or the batch has ended.
+            The item, the batch or the block has ended.
         """
         if self._stream is None:
             _ = self._contents.item  # raises if it has ended

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 from .._base._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
-from .._base._mistakes import keywords
+from .._base._mistakes import keywords, refuses
 from ..completion import Operation
 from ..device import Event
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -21,6 +21,7 @@ __all__ = ["OnError", "Stage", "operations_of", "results_of"]
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, Any], object]
 
 
+@refuses(__call__="is not called: a pipeline calls its function, Pipeline(device, [stage, …])")
 class Stage:
     """A named step that every item goes through.
 
@@ -84,6 +85,7 @@ class Stage:
 
     @keywords(
         "Stage takes a name, a function, after=, prepare=, concurrency=, timeout= and on_error=",
+        "a stage has two positional arguments: Stage('up', up)",
         **dict.fromkeys(("workers", "num_workers", "max_concurrency"), "use concurrency="),
         depth="Pipeline(device, stages, depth=3) takes it",
         stream="slot.stream is the stage's stream",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from .._base._checks import check_callback
 from .._base._failure import Failure, Poison
 from .._base._generic import Generic, Result_co
-from .._base._mistakes import lacks
+from .._base._mistakes import lacks, refuses
 from .._base._types import ProcessLocal
 from .._base._wakeups import Callback, Waiters, Wakes, wake_future
 from .._base._wrong_loop import wrong_loop
@@ -22,6 +22,7 @@ __all__ = ["Ticket"]
 
 
 @lacks
+@refuses("is a ticket, and not its result: await it first, and use its result", "__getitem__", "__array__", "__float__")
 class Ticket(ProcessLocal, Generic[Result_co]):
     """The result of one item of a pipeline. ``await`` it. Made by `Pipeline.submit`.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple, TypeAlias
 
+from .._base._async_block import async_block
 from .._base._checks import check_integer, flag
 from .._base._log import log
-from .._base._mistakes import figures, lacks
+from .._base._mistakes import figures, keywords, lacks, refuses
 from .._base._types import ProcessLocal
 from .._base._wakeups import Waiters, Wakes, wake_future
 from ..device import Device, Event
@@ -39,7 +39,11 @@ class EventPoolStatistics(NamedTuple):
     utilisation: float  #: ``lent`` ÷ ``limit``, 0-1
 
 
+_NO_BLOCK = "is no block, and is not closed: `async with pool.borrow() as event` lends an event"
+
+
 @lacks
+@refuses(__enter__=_NO_BLOCK, __aenter__=_NO_BLOCK)
 class EventPool(ProcessLocal):
     """Events of one device, lent to the coroutines of one event loop.
 
@@ -58,6 +62,11 @@ class EventPool(ProcessLocal):
         they never do.
     """
 
+    @keywords(
+        "EventPool takes a device, limit=, timing= and plain=",
+        "EventPool(device, limit=1024)",
+        **dict.fromkeys(("maximum", "size", "max_size", "max_events"), "use limit="),
+    )
     def __init__(
         self, device: Device, limit: int = 1024, *, timing: int | None = None, plain: int | None = None
     ) -> None:
@@ -142,7 +151,7 @@ class EventPool(ProcessLocal):
                 Wakes.of(asyncio.get_running_loop()).wake_all(waiting, _wake_turn)
         return any(self._waiting.values())
 
-    @contextlib.asynccontextmanager
+    @async_block("lends an event for an `async with` block: `async with pool.borrow() as event`")
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
         """Lend an event until the end of the ``async with`` block."""
         event = await self.acquire(timing)

@@ -62,7 +62,10 @@ class StreamPoolStatistics(NamedTuple):
 
 
 @lacks
-@refuses(__enter__="is closed by `async with`, not `with`: `async with aiocuda.StreamPool(device) as pool`")
+@refuses(
+    __enter__="is closed by `async with`, not `with`: `async with aiocuda.StreamPool(device) as pool`",
+    __getitem__="has no places: `async with pool.stream() as stream` leases a stream",
+)
 class StreamPool(Owner):
     """Streams of one device, leased to the coroutines of one event loop.
 

@@ -6,7 +6,8 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Self
 
-from ..errors import BusyError, ClosedError
+from .._base._mistakes import or_none, refuses
+from ..errors import BusyError, ClosedError, InvalidTypeError
 from .kernels import HOLD, HOLDING, RAN_OUT
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["Latch"]
 _MOST = 64
 
 
+@refuses(__aenter__="is entered by `with`, not `async with`: `with Latch(device) as latch`")
 class Latch:
     """Holds streams until it is released: in each stream a kernel spins on a flag in pinned memory.
 
@@ -49,6 +51,10 @@ class Latch:
     """
 
     def __init__(self, device: Device, *, seconds: float = 10.0) -> None:
+        from ..device import Device
+
+        if not isinstance(device, Device):
+            raise InvalidTypeError(f"a latch is made for an aiocuda.Device, Latch(device), not {type(device).__name__}")
         self._device = device
         self._seconds = seconds
         self._kernel: Kernel | None = None
@@ -57,6 +63,7 @@ class Latch:
         self._free = list(range(_MOST))
         self._closed = False
 
+    @or_none
     def hold(self, stream: Stream) -> Operation[None]:
         """Enqueue a kernel that runs until `release`, and return its operation.
 
@@ -69,6 +76,10 @@ class Latch:
         """
         if self._closed:
             raise ClosedError("this latch was released when its block ended; make a new one")
+        from ..stream import Stream
+
+        if not isinstance(stream, Stream):
+            raise InvalidTypeError(f"a latch holds an aiocuda.Stream, latch.hold(stream), not {type(stream).__name__}")
         kernel, words = self._prepare()
         row = self._take_row(words)
         words[row] = 0

@@ -335,7 +335,7 @@ class Graph(ProcessLocal):
         if self._closed:
             raise ClosedError(f"{self!r}: capture it again")
         if version is None:
-            raise BusyError(f"{self!r}: leave the `with stream.capture()` block first")
+            raise BusyError(f"{self!r}: leave the `async with stream.capture()` block first")
         if queue.device_state is not self._home.device_state:
             raise WrongDeviceError(f"{self!r} is not of the device of {queue.name}: capture it on a stream of that one")
         if queue.loop is not self._home.loop:
@@ -442,7 +442,7 @@ class Capture:
     """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
 
     After ``with``, a worker thread builds the graph, and its first launch waits in its stream until it is built. After
-    ``async with``, it is built.
+    ``async with``, it is built. A block that has recorded nothing warns.
     """
 
     __slots__ = ("_graph", "_recorder")
@@ -473,6 +473,13 @@ class Capture:
                 f"{recorder.origin.name}.wait({unjoined[0]}) at the end of the block"
             )
         else:
+            line = None if recorder.nodes else SourceLine.of_direct_caller("device")  # a pipeline refuses an empty one
+            if line is not None:
+                line.warn(
+                    f"this capture of {recorder.origin.name} has recorded nothing, so the graph is empty: the work of "
+                    "another stream joins it if that stream waits, `other.wait(stream)`, at the beginning of the block",
+                    RuntimeWarning,
+                )
             graph._build(recorder)
 
     async def __aenter__(self) -> Graph:

@@ -77,7 +77,7 @@ class CapturedOperation(RecordedOperation[T_co]):
 
     def _refuse(self) -> NoReturn:
         raise BusyError(
-            f"{self!r} was recorded into a graph and does not run by itself: leave the `with stream.capture()` "
+            f"{self!r} was recorded into a graph and does not run by itself: leave the `async with stream.capture()` "
             "block, then `await graph.launch(stream)`"
         )
 
@@ -124,7 +124,9 @@ class RecordingHook:
         """Record the method's work."""
         recorded = METHODS[method].graph
         if recorded is None:
-            raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
+            raise BusyError(
+                f"{self._stream.name} is being captured: leave the `async with stream.capture()` block first"
+            )
         if isinstance(recorded, Refusal):
             self._refuse(*recorded)
         if method == "end":

@@ -7,7 +7,7 @@ import contextvars
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
@@ -60,8 +60,10 @@ _LAUNCH_KEYWORDS = {
     "cluster": "write `__cluster_dims__(x, y, z)` after `__global__` in the kernel's source",
     "cooperative": "no launch of this library is cooperative. Split the kernel where its blocks wait for each other, "
     "into two launches of one stream; or launch it by cuda.core, in `stream.submit(function)`",
-    "shared_mem": "it is called shared_bytes",
+    **dict.fromkeys(("shared", "shared_mem"), "it is called shared_bytes"),
+    "size": "use n=",
     "stream": "the stream is the object whose launch is called, `stream.launch(kernel, grid, block, *arguments)`",
+    "timeout": "`async with asyncio.timeout(seconds)` limits the await",
 }
 
 
@@ -321,9 +323,14 @@ class Stream(EnqueuingStream, Owner):
         elif isinstance(other, Stream):
             operation, theirs = other._last_work(), other._queue
         else:
+            if isinstance(other, (list, tuple)):
+                cure = "call it for each of them"
+            elif isinstance(other, Awaitable):
+                cure = "await it first; in a coordinator, after= orders operations"
+            else:
+                cure = "a raw handle becomes a stream by Stream.from_handle(device, handle)"
             raise InvalidTypeError(
-                f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
-                f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
+                f"a stream waits for an operation, an event or a stream, not {type(other).__name__}: {cure}"
             )
         if theirs.driver is not queue.driver:
             raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")

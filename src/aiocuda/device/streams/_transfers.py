@@ -141,7 +141,7 @@ class Transfers:
             check_awaited(buffer, "the buffer to download")
             raise InvalidTypeError(
                 f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
-                f"{type(buffer).__name__}"
+                f"{type(buffer).__name__}{_buffer_of(buffer)}"
             )
         if out is not None:
             return self._down(as_target(out, self._pinned_pool), buffer, out)
@@ -356,7 +356,8 @@ class Transfers:
         queue.check()
         if not isinstance(buffer, DeviceBuffer):
             check_awaited(buffer, "the buffer to fill")
-            raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
+            cure = _buffer_of(buffer) or ": NumPy has a.fill(value)"
+            raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}{cure}")
         pattern = pattern_of(buffer.dtype, value)
         block = block_of(buffer)
         block.check()
@@ -496,3 +497,8 @@ def _any_pattern(dtype: np.dtype[Any], value: object) -> bytes:
 def _out_of_range(value: object, dtype: np.dtype[Any]) -> InvalidArgumentError:
     limits = np.iinfo(dtype)
     return InvalidArgumentError(f"{value!r} does not fit {dtype}, which takes {limits.min} to {limits.max}")
+
+
+def _buffer_of(thing: object) -> str:
+    """Return the cure for an object that has a buffer and is none; else nothing."""
+    return ": its .buffer is one" if hasattr(type(thing), "buffer") else ""

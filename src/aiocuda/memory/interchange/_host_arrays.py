@@ -72,6 +72,8 @@ def _exported(thing: object, way: str, cure: str, pool: PinnedPool | None) -> np
         _check_cuda(thing, way)
     if hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__"):
         cure = f"the buffer that stream.adopt(x) makes of it; or {cure}"
+    if isinstance(thing, (type, np.dtype)):
+        cure = "an array: a copy has the dtype of its buffer, and array.astype(dtype) converts it"
     raise InvalidTypeError(f"cannot copy {way} {type(thing).__name__}: pass {cure}")
 
 
