@@ -260,44 +260,14 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
 
 NO_AWAIT = "it can be used at once: leave the `await` out. Operations are awaited"
 ASYNC_FOR = "`async for` iterates over it, as over aiocuda.as_completed(operations)"
-LIMIT = "`async with asyncio.timeout(seconds)` limits an await"
 
-#: Calls and uses that Python refuses by itself, with the note of the error.
+#: Uses that Python refuses by itself, with the note of the error.
 NOTES: dict[str, tuple[Callable[[At], object], str]] = {
-    "stream.synchronize(timeout=)": (
-        lambda at: at.stream.synchronize(timeout=5),
-        f"it is Stream.synchronize(*, label=None): {LIMIT}",
-    ),
-    "stream.record(enable_timing=)": (
-        lambda at: at.stream.record(enable_timing=True),
-        "it is Stream.record(timing=False, *, event=None, label=None): use timing=True",
-    ),
-    "stream.fill(x)": (lambda at: at.stream.fill(at.buffer), "it is Stream.fill(buffer, value, *, label=None)"),
-    "stream.fill(stream=)": (
-        lambda at: at.stream.fill(at.buffer, 1, stream=at.stream),
-        "it is Stream.fill(buffer, value, *, label=None): the stream is the object whose method is called",
-    ),
-    "pool.any_ready(1)": (
-        lambda at: pooled(at, lambda pool: pool.any_ready(1)),
-        "it is StreamPool.any_ready(*, timeout=None)",
-    ),
-    "operation.wait(timeout=)": (lambda at: at.operation.wait(timeout=5), LIMIT),
-    "aiocuda.wait(stream, 5)": (lambda at: AIOCUDA.wait(at.stream, 5), "it is aiocuda.wait(x, *, timeout=None)"),
-    "as_completed(timeout=)": (
-        lambda at: AIOCUDA.as_completed([], timeout=1),
-        f"it is aiocuda.as_completed(operations): {LIMIT}",
-    ),
-    "Timeline()": (lambda at: TIMELINE(), "it is Timeline(device)"),
     "for operation in as_completed()": (lambda at: list(AIOCUDA.as_completed([])), ASYNC_FOR),
     "await as_completed()": (lambda at: awaits(AIOCUDA.as_completed([])), ASYNC_FOR),
     "async with operation": (
         lambda at: enter_async(at.operation),
         "an operation is awaited: `await operation`",
-    ),
-    "stream.copy(dst=, src=)": (
-        lambda at: at.stream.copy(dst=at.buffer, src=at.buffer),
-        "it is Stream.copy(target, source, *, label=None): it takes them by position, the target first: "
-        "stream.copy(target, source)",
     ),
     "await buffer": (lambda at: awaits(at.buffer), NO_AWAIT),
     "await stream": (lambda at: awaits(at.stream), NO_AWAIT),

@@ -64,7 +64,7 @@ async def test_mistake_is_refused_with_its_cure(at: At, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", NOTES)
-async def test_call_that_python_refuses_has_a_note(at: At, mistake: str) -> None:
+async def test_use_that_python_refuses_has_a_note(at: At, mistake: str) -> None:
     """In the traceback of a program, whose block of the device the error leaves."""
     call, note = NOTES[mistake]
     with pytest.raises(TypeError) as caught:
@@ -75,14 +75,14 @@ async def test_call_that_python_refuses_has_a_note(at: At, mistake: str) -> None
     assert caught.value.__notes__ == [note]
 
 
-async def test_call_that_python_refuses_has_a_note_in_a_group(at: At) -> None:
+async def test_use_that_python_refuses_has_a_note_in_a_group(at: At) -> None:
     async def fails() -> None:
-        await at.stream.wait()
+        await at.stream
 
     with pytest.raises(ExceptionGroup) as caught:
         async with aiocuda.open_device(driver="host"), asyncio.TaskGroup() as group:
             group.create_task(fails())
-    assert caught.value.exceptions[0].__notes__ == ["it is Stream.wait(other, *, label=None)"]
+    assert caught.value.exceptions[0].__notes__ == [NOTES["await stream"][1]]
 
 
 async def test_other_type_errors_have_no_note() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from ..errors import InvalidTypeError, UnsupportedError
 from ._names import CURES
 
-__all__ = ["CLASSES", "add_reader", "figures", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
+__all__ = ["add_reader", "figures", "keywords", "lacking", "lacks", "or_none", "refuses", "unknown_keyword"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -33,9 +33,6 @@ _OPERATORS = (
     *(f"__r{name}__" for name in _BINARY),
     *("__lt__", "__le__", "__gt__", "__ge__"),
 )
-
-#: The classes that `lacks` has decorated, by name.
-CLASSES: dict[str, type[Any]] = {}
 
 
 class _Lacking:
@@ -61,8 +58,6 @@ def lacks(cls: C) -> C:
     ``dir`` of an instance does not list the names.
     """
     cures = CURES[cls.__name__]
-    for base in cls.__mro__:
-        CLASSES.setdefault(base.__name__, cls)  # a method has the name of the class that defines it
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))
