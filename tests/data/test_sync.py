@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import json
 import os
@@ -162,6 +163,20 @@ def test_an_error_of_decode_is_raised_in_the_loop() -> None:
                 delivered.append(batch.number)  # noqa: PERF401 - the loop raises
         assert delivered == [0, 1, 2, 3]
         assert "at sample 4 of the loader's source" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, concurrent.futures.CancelledError])
+def test_an_error_that_asyncio_converts_keeps_its_note_and_its_frames(kind: type[Exception]) -> None:
+    error = kind("the server did not answer")
+
+    def refuses(sample: int, out: Any) -> None:
+        raise error
+
+    with loader(range(1), refuses) as batches, pytest.raises(kind) as caught:
+        next(iter(batches))
+    assert caught.value is error
+    assert error.__notes__ == ["at sample 0 of the loader's source"]
+    assert "refuses" in [frame.name for frame in caught.traceback]
 
 
 class Unreadable:

@@ -158,10 +158,11 @@ def sync_to_device(
 
 
 class _Next(NamedTuple):
-    """The next batch, or the end of the epoch, and the state of the loader after it."""
+    """The next batch, or the end of the epoch, and the state of the loader after it; or the failure in its place."""
 
     held: HeldBatch | None
     state: Any  #: None if it is that of the loader
+    error: Exception | None = None  #: not raised on the loop: asyncio would replace some by others, without the notes
 
 
 class _Stopped(Exception):  # noqa: N818 - it leaves no function of this module
@@ -231,6 +232,8 @@ class _LoopThread(Generic[Loader]):
             batch = await loader.next_batch(batches)
         except StopAsyncIteration:
             return _Next(None, loader.state_dict() if with_state else None)
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
+            return _Next(None, None, error)
         finally:
             self._fetching = None
         held = HeldBatch(batch, device).open()
@@ -404,10 +407,15 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
             self._pending = self._fetch(batches)
         pending = self._pending
         try:
-            held, state = pending.result()
+            held, state, error = pending.result()
         finally:
             if pending.done():  # otherwise Ctrl-C has ended the wait, and the next call waits for the batch again
                 self._pending = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, pending  # its traceback refers to this frame
         self._state = state
         if held is None:
             return None
