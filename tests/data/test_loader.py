@@ -132,6 +132,18 @@ def replaces_the_view(sample: int, out: Any) -> None:
     out["x"] = np.zeros((2, 3), np.float32)
 
 
+def updates_the_views(sample: int, out: Any) -> None:
+    out.update({"x": np.zeros((2, 3), np.float32)})
+
+
+def merges_into_the_views(sample: int, out: Any) -> None:
+    out |= {"x": np.zeros((2, 3), np.float32)}
+
+
+def sets_an_attribute(sample: int, out: Any) -> None:
+    out.y = sample
+
+
 def names_no_field(sample: int, out: Any) -> None:
     out["z"][...] = sample
 
@@ -140,6 +152,9 @@ def names_no_field(sample: int, out: Any) -> None:
     ("decode", "error", "match"),
     [
         (replaces_the_view, TypeError, r"write out\['x'\]\[...\] = …, or np.copyto"),
+        (updates_the_views, TypeError, r"out.update\(…\) would .* write nothing: write out\['x'\]\[...\] = …"),
+        (merges_into_the_views, TypeError, r"out \|= … would .* write nothing: write out\['x'\]\[...\] = …"),
+        (sets_an_attribute, TypeError, r"out.y = … would .* write nothing: write out\['y'\]\[...\] = …"),
         (names_no_field, KeyError, r"no field 'z', only \['x', 'y'\]"),
     ],
 )

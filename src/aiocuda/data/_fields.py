@@ -36,18 +36,32 @@ class Field(NamedTuple):
 class RowViews(dict[Any, "npt.NDArray[Any]"]):
     """The views that a decoder writes a sample into, by field. No entry can be replaced."""
 
+    __slots__ = ()
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the names of the fields; the views, if the fields are 0, 1, …, as a batch does."""
         return iter(self.values() if are_positional(self.keys()) else self.keys())
 
     def __setitem__(self, name: Any, value: object) -> None:
-        raise TypeError(
-            f"out[{name!r}] = … would replace the view and write nothing: write out[{name!r}][...] = …, or "
-            f"np.copyto(out[{name!r}], …)"
-        )
+        raise _refused(f"out[{name!r}] = …", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise _refused(f"out.{name} = …", name if name in self else next(iter(self.keys())))
+
+    def update(self, *args: Any, **views: Any) -> None:
+        """Raise a TypeError."""
+        raise _refused("out.update(…)", next(iter(self.keys())))
+
+    def __ior__(self, other: Any) -> Any:
+        raise _refused("out |= …", next(iter(self.keys())))
 
     def __missing__(self, name: Any) -> npt.NDArray[Any]:
         raise KeyError(f"there is no field {name!r}, only {list(self.keys())}")
+
+
+def _refused(what: str, name: Any) -> TypeError:
+    cure = f"write out[{name!r}][...] = …, or np.copyto(out[{name!r}], …)"
+    return TypeError(f"{what} would replace the view and write nothing: {cure}")
 
 
 class Layout:
