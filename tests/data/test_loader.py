@@ -1063,6 +1063,25 @@ async def test_states_of_ranks_are_merged(device: Device) -> None:
         DataLoader.merge_state_dicts([states[0], states[0] | {"position": 6}])
     with pytest.raises(InvalidArgumentError, match="no state to merge"):
         DataLoader.merge_state_dicts([])
+    with pytest.raises(InvalidTypeError, match="this is one: pass a list"):
+        DataLoader.merge_state_dicts(states[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"shuffle": [1, None]}, r"are Shuffle\(seed=0, window=None\) and Shuffle\(seed=1, .*: give every rank the same"),
+        ({"shuffle": None}, r"are Shuffle\(seed=0, window=None\) and the order of the source"),
+        ({"samples": 9}, "have 8 samples and 9 samples: give every rank the whole source"),
+        ({"batches": 3}, "position 4 after 2 batches, and epoch 0, position 4 after 3; save"),
+    ],
+)
+async def test_states_of_ranks_that_differ_name_the_difference(
+    device: Device, change: dict[str, Any], match: str
+) -> None:
+    state = DataLoader(device, range(8), shuffle=Shuffle()).state_dict() | {"position": 4, "batches": 2}
+    with pytest.raises(InvalidArgumentError, match=match):
+        DataLoader.merge_state_dicts([state, state | change])
 
 
 @pytest.mark.parametrize("make", [lambda: range(11), lambda: generator(11)])

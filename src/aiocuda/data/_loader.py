@@ -382,7 +382,8 @@ class DataLoader(Owner, Generic[BatchT]):
         Raises
         ------
         InvalidArgumentError
-            The states differ: the ranks have delivered different numbers of batches. Or there is none.
+            The states differ: the ranks have delivered different numbers of batches, or have different sources or
+            orders. Or there is none.
         """
         return merged(states).to_dict()
 

@@ -219,25 +219,46 @@ def merged(states: Iterable[Any]) -> LoaderState:
     Raises
     ------
     InvalidArgumentError
-        There is none, or they are not equal: the ranks have delivered different numbers of batches.
+        There is none, or they are not equal: the ranks have delivered different numbers of batches, or have different
+        sources or orders.
+    InvalidTypeError
+        It is one state, and no list of them.
     """
+    if isinstance(states, Mapping):
+        raise InvalidTypeError("merge_state_dicts takes the states of all ranks, and this is one: pass a list")
     every = [LoaderState.of(state) for state in states]
     if not every:
         raise InvalidArgumentError("there is no state to merge: pass the state of each rank")
     for rank, state in enumerate(every):
         if state != every[0]:
-            if (state.epoch, state.position) == (every[0].epoch, every[0].position) and state.sampler:
-                raise InvalidArgumentError(
-                    f"the samplers of ranks 0 and {rank} have given different orders for epoch {state.epoch}: seed "
-                    "them alike, since shard= takes each rank's samples from the order of all",
-                    rank=rank,
-                )
-            raise InvalidArgumentError(
-                f"the states of ranks 0 and {rank} differ: epoch {every[0].epoch}, position {every[0].position} and "
-                f"epoch {state.epoch}, position {state.position}; save the states of all ranks after the same batch",
-                rank=rank,
-            )
+            raise InvalidArgumentError(_difference(every[0], rank, state), rank=rank)
     return every[0]
+
+
+def _difference(first: LoaderState, rank: int, state: LoaderState) -> str:
+    """Return what is different in the states of rank 0 and another rank, with the cure."""
+    who = f"ranks 0 and {rank}"
+    if first.samples != state.samples:
+        return (
+            f"the sources of {who} have {_count(first.samples)} and {_count(state.samples)}: give every rank the whole "
+            "source, since shard= takes each rank's samples from it"
+        )
+    orders = _order(first.shuffle, first.sampler), _order(state.shuffle, state.sampler)
+    if orders[0] != orders[1]:
+        return (
+            f"the orders of {who} are {orders[0]} and {orders[1]}: give every rank the same, since shard= takes each "
+            "rank's samples from the order of all"
+        )
+    if (first.epoch, first.position) == (state.epoch, state.position) and first.sampler != state.sampler:
+        return (
+            f"the samplers of {who} have given different orders for epoch {state.epoch}: seed them alike, since shard= "
+            "takes each rank's samples from the order of all"
+        )
+    return (
+        f"the states of {who} differ: epoch {first.epoch}, position {first.position} after {first.batches} batches, "
+        f"and epoch {state.epoch}, position {state.position} after {state.batches}; save the states of all ranks after "
+        "the same batch"
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> list[list[int]]:
