@@ -277,6 +277,16 @@ async def test_an_epoch_without_a_batch_warns(device: Device) -> None:
                 assert await everything(loader) == []
 
 
+@pytest.mark.parametrize("on_error", ["skip", lambda error, index: None])
+async def test_an_epoch_of_which_all_samples_are_skipped_warns(device: Device, on_error: Any) -> None:
+    def fails(sample: int) -> Any:
+        raise OSError(sample)
+
+    async with DataLoader(device, range(4), decode=fails, batch_size=2, on_error=on_error) as loader:
+        with pytest.warns(RuntimeWarning, match=r"no batch: 4 samples, .* and on_error= has skipped them all"):
+            assert await everything(loader) == []
+
+
 async def test_an_iterator_that_has_ended_raises(device: Device) -> None:
     for source in (generator(4), iter(range(4)), agenerator(4)):
         async with DataLoader(device, source, fields=FIELDS, decode=write, batch_size=2) as loader:

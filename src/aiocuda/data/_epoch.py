@@ -98,7 +98,8 @@ class EpochRun:
         self._options = options = resources.options
         self._clock = resources.now if resources.has_timer else None
         self._ahead = ahead
-        self._may_be_empty = order.start > 0  # a state of the last batch has an empty rest
+        self._may_be_empty = order.start > 0 or bool(ahead)  # a state of the last batch has an empty rest
+        self._has_begun = False
         self._feed: IndexFeed | StreamReader | AsyncReader
         if options.kind == "map":
             assert options.length is not None
@@ -171,7 +172,8 @@ class EpochRun:
             raise iterator_has_ended(options.source, "a loader")
         shard = f", shard={options.shard}" if options.shard[1] > 1 else ""
         given = f"{feed.samples} samples, batch_size={options.batch_size}, drop_last={options.drop_last}{shard}"
-        (line or SourceLine.of_caller()).warn(f"an epoch of this loader has no batch: {given}", RuntimeWarning)
+        why = ", and on_error= has skipped them all: on_error='raise' shows why" if self._has_begun else ""
+        (line or SourceLine.of_caller()).warn(f"an epoch of this loader has no batch: {given}{why}", RuntimeWarning)
 
     def put_back(self, batch: LoadingBatch) -> None:
         """Return the newest batch of `next` again at the next call: it did not reach the program."""
@@ -205,6 +207,7 @@ class EpochRun:
             return
         self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds)
         batch.state = "ready"
+        self._may_be_empty = True
         self._give_back(batch)
 
     def _wake(self, batch: LoadingBatch | None = None) -> None:
@@ -277,9 +280,9 @@ class EpochRun:
         if plan is None:
             self._exhausted = True
             return
-        self._may_be_empty = True
         if plan.number in self._ahead:
             return
+        self._has_begun = True
         resources = self._resources
         job = BatchJob(plan, resources.slots.take(), self._advanced, self._clock)
         batch = self._decoding[job] = LoadingBatch(plan, job)
