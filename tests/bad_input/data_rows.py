@@ -54,6 +54,8 @@ CASES: list[Case] = [
             ("batch_size", 1.5, "1.5"),
             ("batch_size", True, "True"),
             ("workers", "4", "'4'"),
+            ("on_error", ValueError, "a function of the exception and the item"),
+            ("on_error", len, "on_error is called with the exception and the item"),
             ("ordered", np.ones(2), "ordered"),
             ("timeout", "1 s", "1 s"),
             ("shard", 0, "0"),

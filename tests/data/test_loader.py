@@ -464,6 +464,24 @@ async def test_a_function_is_called_for_each_skipped_sample(device: Device) -> N
     assert seen == [(f"{index} is a multiple of five", index) for index in (0, 5, 10)]
 
 
+@pytest.mark.parametrize(
+    ("on_error", "error", "match"),
+    [
+        (lambda error, index: "raise", TypeError, "on_error returned 'raise', and it returns nothing"),
+        (lambda error, index: 1 / 0, ZeroDivisionError, "division"),
+    ],
+)
+async def test_a_function_that_fails_shows_the_sample(
+    device: Device, on_error: Any, error: type[Exception], match: str
+) -> None:
+    async with DataLoader(device, range(3), fields=FIELDS, decode=refuses_fives, on_error=on_error) as loader:
+        with pytest.raises(error, match=match) as caught:
+            await anext(aiter(loader))
+        failure = caught.value.__context__
+        assert failure is not None
+        assert failure.__notes__ == ["at sample 0 of the loader's source"]
+
+
 async def test_a_function_that_raises_ends_the_epoch(device: Device) -> None:
     def on_error(error: Exception, index: int) -> None:
         raise KeyError(index)
@@ -1080,7 +1098,10 @@ async def test_states_of_ranks_are_merged(device: Device) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"shuffle": [1, None]}, r"are Shuffle\(seed=0, window=None\) and Shuffle\(seed=1, .*: give every rank the same"),
+        (
+            {"shuffle": [1, None]},
+            r"are Shuffle\(seed=0, window=None\) and Shuffle\(seed=1, .*: give every rank the same",
+        ),
         ({"shuffle": None}, r"are Shuffle\(seed=0, window=None\) and the order of the source"),
         ({"samples": 9}, "have 8 samples and 9 samples: give every rank the whole source"),
         ({"batches": 3}, "position 4 after 2 batches, and epoch 0, position 4 after 3; save"),

@@ -28,6 +28,8 @@ async def passes(slot: Slot) -> Any:
         ({"timeout": "1"}, InvalidTypeError, "a number of seconds"),
         ({"on_error": "ignore"}, InvalidArgumentError, "'raise', 'skip' or a function, not 'ignore'"),
         ({"on_error": 3}, InvalidTypeError, "'raise', 'skip' or a function, not 3"),
+        ({"on_error": ValueError}, InvalidTypeError, "which raises what it does not skip"),
+        ({"on_error": lambda error: None}, InvalidTypeError, "called with the exception and the item: too"),
         ({"on_error": passes}, InvalidTypeError, "pass a plain function"),
     ],
 )
@@ -282,6 +284,16 @@ def test_a_function_gets_the_error_and_the_item() -> None:
 
     in_virtual_time(main)
     assert seen == [("1 is odd", 1), ("3 is odd", 3)]
+
+
+def test_a_function_that_returns_a_value_ends_the_run() -> None:
+    async def main(device: Device) -> None:
+        stage = Stage("read", refuses_odd, on_error=lambda error, item: False)  # type: ignore[arg-type]
+        async with Pipeline(device, [stage]) as pipeline:
+            with pytest.raises(TypeError, match="on_error returned False, and it returns nothing: when it"):
+                [each async for each in pipeline.run(range(4))]
+
+    in_virtual_time(main)
 
 
 def test_a_function_that_raises_ends_the_run() -> None:

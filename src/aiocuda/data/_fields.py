@@ -52,7 +52,7 @@ class RowViews(dict[Any, "npt.NDArray[Any]"]):
         """Raise a TypeError."""
         raise _refused("out.update(…)", next(iter(self.keys())))
 
-    def __ior__(self, other: Any) -> Any:
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]  # `|` makes a dictionary
         raise _refused("out |= …", next(iter(self.keys())))
 
     def __missing__(self, name: Any) -> npt.NDArray[Any]:
