@@ -1023,6 +1023,7 @@ async def test_a_state_is_small_while_one_batch_is_late(device: Device) -> None:
             r"belongs to Shuffle\(seed=3, window=None\), and the loader has the order of the source: "
             r"make the loader with shuffle=Shuffle\(seed=3, window=None\)$",
         ),
+        ({"position": 11}, InvalidArgumentError, "has the position 11, and an epoch of the source ends at 10: it must"),
         ({"position": -1}, InvalidArgumentError, "has -1 where a count belongs"),
         ({"epoch": "0"}, InvalidArgumentError, "has '0' where a count belongs"),
         ({"ahead": None}, InvalidArgumentError, "incomplete"),

@@ -94,6 +94,11 @@ class LoaderState:
                 f"{_count(options.samples)}: the position would mean other samples",
                 samples=self.samples,
             )
+        if sampler is None and self.samples is not None and self.position > self.samples:
+            raise InvalidArgumentError(
+                f"this state has the position {self.position}, and an epoch of the source ends at {self.samples}: {_CURE}",
+                position=self.position,
+            )
         if self.shuffle != own or (self.sampler is None) != (sampler is None):
             made = "without shuffle" if self.shuffle is None else f"with shuffle={_order(self.shuffle)}"
             made = made if self.sampler is None else "with its sampler="
