@@ -27,7 +27,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError
 from aiocuda._processes._main_guard import _guarded_lines
-from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError, _epoch
+from aiocuda.data import DataLoader, SharedMemoryError, Shuffle, WorkerLostError, _epoch, sync_loader
 from aiocuda.data._fields import Layout
 from aiocuda.data._sharing import SharedFile, SharedSlots, available_bytes
 from aiocuda.device import _loop_state
@@ -261,6 +261,16 @@ def test_a_main_module_without_a_guard_is_refused(tmp_path: Path) -> None:
         ended = run(script)
         assert expected in ended.stdout + ended.stderr, (name, ended.stderr)
         assert (ended.returncode == 0) == (name == "guarded")
+
+
+@pytest.mark.asyncio
+async def test_a_daemonic_process_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "daemon", True)
+    cure = "this process is daemonic, .*: start it with daemon=False, or use executor='thread'$"
+    with pytest.raises(InvalidArgumentError, match=cure):
+        loader(device, range(3), write)
+    with pytest.raises(InvalidArgumentError, match=cure):
+        sync_loader(range(3), decode=write, fields=FIELDS, workers=1, executor="process")
 
 
 @pytest.mark.parametrize("module", ["work", "__main__"])

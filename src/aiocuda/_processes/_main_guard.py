@@ -1,4 +1,4 @@
-"""Checks of the program's main module, which the processes of a loader or a cluster import."""
+"""Checks of this process and of the program's main module, which the processes of a loader or a cluster import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAIN_IN_PICKLE: Final = b"\x8c\x08__main__"
 
 
 def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") -> None:
-    """Raise if other processes cannot import the main module, or would run the program again by that.
+    """Raise if this process may start none, or others cannot import the main module, or would run the program by that.
 
     Parameters
     ----------
@@ -36,8 +36,14 @@ def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") 
         One of them is defined in a main module that other processes do not import: a notebook, a REPL, ``python -c``,
         or a file ``__main__.py``.
     InvalidArgumentError
-        The main module makes the call outside of ``if __name__ == "__main__":``, or is read from standard input.
+        The main module makes the call outside of ``if __name__ == "__main__":``, or is read from standard input. Or
+        this process is daemonic.
     """
+    if multiprocessing.current_process().daemon:
+        raise InvalidArgumentError(
+            f"{user} starts processes, and this process is daemonic, from which multiprocessing starts none: start it "
+            f"with daemon=False{otherwise}"
+        )
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise _no_guard(user, "it starts processes again when one of them imports it")
     main = sys.modules.get("__main__")
