@@ -29,6 +29,19 @@ def _options(name: str, value: Any, error: type[Exception], text: str, **others:
     )
 
 
+class HalfASource:
+    """A source whose length is no integer."""
+
+    def __len__(self) -> Any:
+        return 24 / 2
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __repr__(self) -> str:
+        return "half a source"
+
+
 CASES: list[Case] = [
     *(
         _options(name, value, InvalidArgumentError, *(text or [str(value)]))
@@ -94,7 +107,10 @@ CASES: list[Case] = [
             InvalidTypeError,
             text,
         )
-        for value, text in ((7, "int"), (None, "NoneType"), ("paths", "str"), (b"paths", "bytes"), ({"a": 1}, "dict"))
+        for value, text in (
+            *((7, "int"), (None, "NoneType"), ("paths", "str"), (b"paths", "bytes"), ({"a": 1}, "dict")),
+            (HalfASource(), "len(source) of HalfASource has failed, and it is the number of samples, an integer"),
+        )
     ),
     Case(78, "no device", lambda *_: DataLoader("cuda:0", []), InvalidTypeError, "not 'cuda:0'"),  # type: ignore[call-overload]
     *(

@@ -106,7 +106,7 @@ class LoaderOptions:
         return cls(
             source=source,
             kind=kind,
-            length=length_of(source),
+            length=length_of(source, kind),
             layout=layout,
             decode=decode,
             keywords=_keywords_of(decode, 1 if layout is None else 2),

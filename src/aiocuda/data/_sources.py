@@ -104,13 +104,24 @@ def kind_of(source: Any) -> SourceKind:
     )
 
 
-def length_of(source: Any) -> int | None:
-    """Return the number of samples, or None if the source has no length."""
+def length_of(source: Any, kind: SourceKind | None = None) -> int | None:
+    """Return the number of samples, or None if the source has no length. One of the kind "map" must have one.
+
+    Raises
+    ------
+    InvalidTypeError
+        The length of such a source is none.
+    """
     if not hasattr(source, "__len__"):
         return None
     try:
         return len(source)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError) as error:
+        if kind == "map":
+            raise InvalidTypeError(
+                f"len(source) of {type(source).__name__} has failed, and it is the number of samples, an integer: "
+                f"{error!r}"
+            ) from error
         return None
 
 
