@@ -9,6 +9,7 @@ import gc
 import inspect
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -257,6 +258,41 @@ async def test_samples_without_decode_are_copied_into_the_fields(device: Device)
     async with DataLoader(device, [np.zeros(4)], fields={"x": (3, "f8")}) as loader:
         with pytest.raises(ValueError, match=r"field 'x' of a sample has shape \(4,\), and fields= says \(3,\)"):
             await anext(aiter(loader))
+
+
+@pytest.mark.parametrize(
+    ("sample", "field", "error", "match"),
+    [
+        (
+            np.full(3, 0.5, np.float32),
+            np.uint8,
+            ValueError,
+            "field 'x' of a sample is float32, such as 0.5, which its dtype",
+        ),
+        (
+            [1.0, 2.0, 0.7],
+            np.int64,
+            ValueError,
+            "such as 0.7, which its dtype int64 does not hold: say float64 in fields=",
+        ),
+        ({"image": 1}, np.uint8, ValueError, r"has the keys \['image'\], and the loader has the fields \['x'\]: name"),
+        (["cat", "dog", "cow"], np.int64, ValueError, "in field 'x' of a sample, which is copied as it is"),
+        ((np.zeros(3), 1), np.int64, ValueError, "in field 'x' of a sample, which is copied as it is"),
+    ],
+)
+async def test_samples_that_the_fields_do_not_hold(
+    device: Device, sample: Any, field: Any, error: type[Exception], match: str
+) -> None:
+    async with DataLoader(device, [sample], fields={"x": (3, field)}) as loader:
+        with pytest.raises(error) as caught:
+            await anext(aiter(loader))
+    assert re.search(match, " ".join([str(caught.value), *caught.value.__notes__]))
+
+
+async def test_fields_hold_other_dtypes_with_the_same_values(device: Device) -> None:
+    samples = [np.array([1.0, 2.0, 250.0]), np.array([True, False, True]), np.array([1, 2, 3], np.int64)]
+    async with DataLoader(device, samples, fields={"x": (3, np.uint8)}) as loader:
+        assert await everything(loader, field="x") == [[[1, 2, 250]], [[1, 0, 1]], [[1, 2, 3]]]
 
 
 async def test_an_empty_source_has_no_batch(device: Device) -> None:

@@ -228,17 +228,28 @@ def _has_run(mask: npt.NDArray[np.bool_], view: npt.NDArray[Any]) -> bool:
     return bool(mask.any())
 
 
+#: By the kind of a dtype, those that hold only a part of its values.
+_LOSES = {"f": "biu", "c": "biuf"}
+
+
 def _copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
     """Copy a sample that needs no decoding: a mapping, a tuple with an item for each field, or the only field itself.
 
     Raises
     ------
     ValueError
-        Its arrays have another shape, or there are more or fewer of them than fields.
+        Its arrays have another shape, or values that the field would lose, or there are other ones than the fields.
     """
     if isinstance(sample, Mapping):
         for name, view in out.items():
-            _copy(name, sample[name], view)
+            try:
+                value = sample[name]
+            except KeyError as error:
+                raise ValueError(
+                    f"a sample has the keys {list(sample)}, and the loader has the fields {list(out.keys())}: name the "
+                    "fields like the keys, {'image': (shape, dtype)}, or give the loader a decode="
+                ) from error
+            _copy(name, value, view)
     elif isinstance(sample, (tuple, list)) and len(out) != 1:
         if len(sample) != len(out):
             raise ValueError(
@@ -254,7 +265,19 @@ def _copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
 
 
 def _copy(name: Any, value: Any, view: npt.NDArray[Any]) -> None:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+        if array.shape == view.shape:
+            view[...] = array
+            if array.dtype is view.dtype:  # usual
+                return
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in field {name!r} of a sample, which is copied as it is: give the loader a decode=")
+        raise
     if array.shape != view.shape:
         raise ValueError(f"field {name!r} of a sample has shape {array.shape}, and fields= says {view.shape}")
-    view[...] = array
+    if view.dtype.kind in _LOSES.get(array.dtype.kind, "") and not np.array_equal(view, array):
+        raise ValueError(
+            f"field {name!r} of a sample is {array.dtype}, such as {array[view != array].flat[0]}, which its dtype "
+            f"{view.dtype} does not hold: say {array.dtype} in fields=, or give the loader a decode= that scales it"
+        )
