@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
-from aiocuda import BusyError, Device, InvalidArgumentError
+from aiocuda import BusyError, Device, InvalidArgumentError, InvalidTypeError
 from aiocuda.data import DataLoader, TensorBatch, sync_loader, sync_to_device, to_device
 from tests.data.samples import FIELDS, refuses_fives, write
 
@@ -291,6 +291,17 @@ async def test_other_outputs_are_refused(device: Device) -> None:
     for make in (lambda: DataLoader(device, range(2), output=output), lambda: to_device([1], device, output=output)):
         with pytest.raises(InvalidArgumentError, match="output is 'torch', or None for a Batch, not 'jax'"):
             make()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("output", "match"),
+    [("torch", r"part 0 has sparse tensors: return tensor.to_dense\(\) from decode="), (None, r"Tensor.to_dense\(\)")],
+)
+async def test_sparse_tensors_are_refused(device: Device, output: Any, match: str) -> None:
+    async with DataLoader(device, [torch.eye(3).to_sparse()], output=output) as loader:
+        with pytest.raises(InvalidTypeError, match=match):
+            await anext(aiter(loader))
 
 
 # -- streams of a GPU ------------------------------------------------------------------------------------------------

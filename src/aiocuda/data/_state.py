@@ -96,7 +96,8 @@ class LoaderState:
             )
         if sampler is None and self.samples is not None and self.position > self.samples:
             raise InvalidArgumentError(
-                f"this state has the position {self.position}, and an epoch of the source ends at {self.samples}: {_CURE}",
+                f"this state has the position {self.position}, and an epoch of the source ends at {self.samples}: "
+                f"{_CURE}",
                 position=self.position,
             )
         if self.shuffle != own or (self.sampler is None) != (sampler is None):

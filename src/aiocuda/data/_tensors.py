@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..device import Device
-from ..errors import BusyError, InvalidArgumentError, UnsupportedError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._batch import Batch, memory_of
 from ._tensor_batch import TensorBatch
 
@@ -187,6 +187,8 @@ class Tensors:
             Samples have other keys, or lists of another length, than the first one.
         ValueError
             Tensors of one part have different shapes or dtypes.
+        InvalidTypeError
+            Tensors are sparse.
         """
         arrays: dict[Any, list[Any]] = {}
 
@@ -216,6 +218,8 @@ class Tensors:
                 f"part {path!r} has tensors of different shapes or dtypes in one batch: {kinds}; make them equal in "
                 "decode=, or give the loader a collate="
             )
+        if any(value.layout is not torch.strided for value in values):
+            raise InvalidTypeError(f"part {path!r} has sparse tensors: return tensor.to_dense() from decode=")
         if first.numel():
             arrays[path] = [self._bytes(value.detach().resolve_conj().resolve_neg().contiguous()).numpy()
                             for value in values]  # fmt: skip
