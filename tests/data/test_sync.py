@@ -561,8 +561,9 @@ def test_the_rest_of_an_epoch_may_be_empty() -> None:
 class Distributed:
     """In place of `torch.distributed`."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, rank: int = 0) -> None:
         self.get_world_size = lambda: ranks
+        self.get_rank = lambda: rank
         self.is_available = self.is_initialized = lambda: ranks > 0
 
 
@@ -578,8 +579,26 @@ def test_ranks_without_a_shard_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.filename for each in caught] == [__file__]
 
 
+@pytest.mark.parametrize("shard", [(0, 2), (1, 4), (3, 4)])
+def test_a_shard_of_other_ranks_warns_once(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(2, rank=1))
+    cure = rf"shard=\({shard[0]}, {shard[1]}\) on rank 1 of 2 of torch.distributed: shard=\(1, 2\) is its part"
+    with pytest.warns(RuntimeWarning, match=cure) as caught, loader(range(4), shard=shard) as batches:
+        assert len(list(batches)) == len(batches)
+    assert [each.filename for each in caught] == [__file__]
+
+
 @pytest.mark.parametrize(
-    ("ranks", "options"), [(2, {"shard": (0, 1)}), (2, {"sampler": RankSampler([0, 1])}), (1, {}), (0, {})]
+    ("ranks", "options"),
+    [
+        (2, {"shard": (0, 1)}),
+        (2, {"shard": (0, 2)}),
+        (4, {"shard": (1, 2)}),  # each part belongs to two ranks, which share a model
+        (1, {"shard": (1, 2)}),
+        (2, {"sampler": RankSampler([0, 1])}),
+        (1, {}),
+        (0, {}),
+    ],
 )
 def test_no_shard_is_needed(monkeypatch: pytest.MonkeyPatch, ranks: int, options: dict[str, Any]) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(ranks))

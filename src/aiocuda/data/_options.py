@@ -223,15 +223,34 @@ def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
     return shuffle
 
 
+class _Shard(tuple[int, int]):
+    """A shard that has been compared with the ranks of `torch.distributed`: `sync_loader` passes it to a loader."""
+
+    __slots__ = ()
+
+
 def shard_of(shard: Any, sampler: Any) -> Any:
-    """Return the shard of a loader. Without one, warn if `torch.distributed` has ranks that take the same samples."""
+    """Return the shard of a loader. Warn if `torch.distributed` has ranks that it does not divide the samples among."""
+    if isinstance(shard, _Shard):
+        return shard
+    rank, world = (0, 1) if shard is None else _checked_shard(shard)
     distributed = sys.modules.get("torch.distributed")
-    if shard is None and distributed is not None and distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if ranks > 1 and getattr(sampler, "num_replicas", 1) == 1:
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        ranks, own = distributed.get_world_size(), distributed.get_rank()
+        wrong = ""
+        if shard is None and ranks > 1 and getattr(sampler, "num_replicas", 1) == 1:
             cure = f"shard=(rank, {ranks}) divides them, and shard=(0, 1) says that a rank takes all"
-            SourceLine.of_caller().warn(f"each of {ranks} ranks loads all samples: {cure}", RuntimeWarning)
-    return (0, 1) if shard is None else shard
+            wrong = f"each of {ranks} ranks loads all samples: {cure}"
+        elif 1 < ranks < world or (
+            1 < ranks == world and rank != own
+        ):  # fewer shards may be those of model parallelism
+            wrong = (
+                f"shard=({rank}, {world}) on rank {own} of {ranks} of torch.distributed: shard=({own}, {ranks}) is its"
+            )
+            wrong += " part, and others are loaded twice or never"
+        if wrong:
+            SourceLine.of_caller().warn(wrong, RuntimeWarning)
+    return _Shard((rank, world))
 
 
 def _checked_shard(shard: Any) -> tuple[int, int]:
