@@ -119,7 +119,10 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
     #: Names that programs look for here: the modules that have them.
     _ELSEWHERE = {
         **dict.fromkeys(("cluster", "data", "integrations", "serving", "testing"), "aiocuda"),
-        **dict.fromkeys(("DataLoader", "Shuffle", "sync_loader", "sync_to_device", "to_device"), "aiocuda.data"),
+        **dict.fromkeys(("DataLoader", "Shuffle", "SyncBatch", "SyncBatches", "TensorBatch"), "aiocuda.data"),
+        **dict.fromkeys(("sync_loader", "sync_to_device", "to_device"), "aiocuda.data"),
+        "HostDriver": "aiocuda.driver.host",
+        "SimulatedDriver": "aiocuda.driver.simulated",
         **dict.fromkeys(("MicroBatcher", "OverloadedError", "DeadlineError"), "aiocuda.serving"),
         **dict.fromkeys(("error_responses", "health", "lifespan", "ready"), "aiocuda.serving.asgi"),
         **dict.fromkeys(("ReplicaLostError", "open_cluster"), "aiocuda.cluster"),

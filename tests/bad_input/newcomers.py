@@ -13,7 +13,16 @@ import numpy as np
 import aiocuda
 from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
 from aiocuda.cluster import open_cluster
-from aiocuda.data import DataLoader, TensorBatch, sync_loader
+from aiocuda.data import (
+    DataLoader,
+    LoaderAdvice,
+    Shuffle,
+    SyncArray,
+    TensorBatch,
+    sync_loader,
+    sync_to_device,
+    to_device,
+)
 from aiocuda.serving import BatchError, DeadlineError, MicroBatcher, asgi
 
 __all__ = ["FIELDS", "MISTAKES", "At", "batcher", "loader", "submit"]
@@ -25,7 +34,12 @@ COUNTED: Any = Kernel("counted", source="__global__ void counted(float* x, int n
 SCALED: Any = Kernel("scaled", source="__global__ void scaled(float* x, float a) {}", host=lambda x, a: None)
 PARTS = "__global__ void parts(float* x) { extern __shared__ float part[]; part[threadIdx.x] = x[threadIdx.x]; }"
 SHARED: Any = Kernel("parts", source=PARTS, host=lambda x: None)
+ADVICE: Any = LoaderAdvice(4, 3, 1.0, "", "thread")
 LOADER: Any = DataLoader
+SHUFFLE: Any = Shuffle
+SYNC_TO_DEVICE: Any = sync_to_device
+TENSORS: Any = TensorBatch({0: 1})
+TO_DEVICE: Any = to_device
 SYNC_LOADER: Any = sync_loader
 KERNEL: Any = Kernel(
     "twice", source="__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", host=lambda x: x.__imul__(2)
@@ -35,6 +49,16 @@ MIDDLEWARE: Any = asgi.CancelOnDisconnect
 OPEN: Any = aiocuda.open_device
 READY: Any = asgi.ready
 RESPONSES: Any = asgi.error_responses
+
+
+class _Buffer(NamedTuple):
+    """In place of the buffer of an array that no mistake reaches."""
+
+    shape: tuple[int, ...] = (2,)
+    dtype: str = "float32"
+
+
+ARRAY: Any = SyncArray(None, None, _Buffer())  # type: ignore[arg-type]
 
 
 class At(NamedTuple):
@@ -672,6 +696,66 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         AttributeError,
         "the program has what it gave to the loader; len(loader) counts batches",
     ),
+    "loader[0]": (lambda at: SYNC_LOADER([1], driver="host")[0], InvalidTypeError, "is no list: `for batch in loader`"),
+    "DataLoader()[0]": (
+        lambda at: LOADER(at.device, [1])[0],
+        InvalidTypeError,
+        "`await anext(aiter(loader))` for the first batch",
+    ),
+    "async with sync_loader()": (
+        lambda at: enter_async(SYNC_LOADER([1], driver="host")),
+        InvalidTypeError,
+        "is entered by a plain `with`",
+    ),
+    "loader.epoch()": (lambda at: LOADER(at.device, [1]).epoch(), InvalidTypeError, "as in loader.epoch(0), is an"),
+    "loader.stats": (lambda at: LOADER(at.device, [1]).stats, AttributeError, "loader.statistics() has the figures"),
+    "loader.close()": (lambda at: LOADER(at.device, [1]).close(), AttributeError, "`await loader.aclose()`"),
+    "sync_loader().shutdown()": (
+        lambda at: SYNC_LOADER([1], driver="host").shutdown(),
+        AttributeError,
+        "loader.close() closes it",
+    ),
+    "merge_state_dicts(a, b)": (
+        lambda at: LOADER.merge_state_dicts({}, {}),
+        InvalidTypeError,
+        "too many positional arguments: merge_state_dicts([first, second])",
+    ),
+    "Shuffle(buffer_size=)": (lambda at: SHUFFLE(buffer_size=9), InvalidTypeError, "'buffer_size': use window="),
+    "shuffle.set_epoch()": (lambda at: SHUFFLE().set_epoch(1), AttributeError, "loader.epoch(1) has the batches"),
+    "advice['workers']": (lambda at: ADVICE["workers"], InvalidTypeError, "has attributes: advice.workers"),
+    "advice.num_workers": (lambda at: ADVICE.num_workers, AttributeError, "it is called workers"),
+    "to_device(source)": (lambda at: TO_DEVICE([1]), InvalidTypeError, "'device': to_device(source, device) takes"),
+    "to_device(device, source)": (
+        lambda at: TO_DEVICE(at.device, [1]),
+        InvalidTypeError,
+        "to_device(source, device) t",
+    ),
+    "to_device(source, 'cuda')": (
+        lambda at: TO_DEVICE([1], "cuda"),
+        InvalidTypeError,
+        "takes an aiocuda.Device, not 'cuda': `async with aiocuda.open_device() as device`",
+    ),
+    "to_device(prefetch=)": (lambda at: TO_DEVICE([1], at.device, prefetch=2), InvalidTypeError, "use depth="),
+    "sync_to_device(source, 'cuda')": (
+        lambda at: SYNC_TO_DEVICE([1], "cuda"),
+        InvalidTypeError,
+        "too many positional arguments: sync_to_device(source), or",
+    ),
+    "sync_to_device(device=)": (lambda at: SYNC_TO_DEVICE([1], device="cuda"), InvalidTypeError, "use index=, because"),
+    "float(array)": (lambda at: float(ARRAY), InvalidTypeError, "compute with torch.from_dlpack(array)"),
+    "array.item()": (lambda at: ARRAY.item(), AttributeError, "array.to_host() is NumPy's"),
+    "aiocuda.TensorBatch": (lambda at: AIOCUDA.TensorBatch, AttributeError, "`from aiocuda.data import TensorBatch`"),
+    "aiocuda.HostDriver": (
+        lambda at: AIOCUDA.HostDriver,
+        AttributeError,
+        "`from aiocuda.driver.host import HostDriver`",
+    ),
+    "batch.images": (
+        lambda at: with_batch(at, lambda batch: batch.images),
+        AttributeError,
+        "batch[field] is an array, by the name of the field",
+    ),
+    "tensors.stream": (lambda at: TENSORS.stream, AttributeError, "the stream of PyTorch that was current"),
     "batch['image']": (
         lambda at: with_batch(at, lambda batch: batch["image"]),
         KeyError,

@@ -27,8 +27,8 @@ from aiocuda.cluster import ClusterStatistics, ReplicaStatistics
 from aiocuda.cluster._cluster import Cluster, ReplicaHandle
 from aiocuda.coordination._bracket import Bracket
 from aiocuda.coordination._node import Node
-from aiocuda.data import DataLoader, SyncBatches
-from aiocuda.data._sync_batch import SyncArray
+from aiocuda.data import Batch as LoadedBatch
+from aiocuda.data import DataLoader, LoaderAdvice, Shuffle, SyncArray, SyncBatch, SyncBatches, TensorBatch
 from aiocuda.data._tensor_batch import FieldMapping
 from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
@@ -186,8 +186,8 @@ CLASSES: dict[str, type] = {
         *(aiocuda.Graph, Kernel, aiocuda.ManagedContext, MicroBatcher, Node, aiocuda.Operation, aiocuda.Pipeline),
         *(aiocuda.Slot, Stream, aiocuda.StreamBarrier, aiocuda.StreamGroup, aiocuda.StreamPool, SyncArray, Ticket),
         *(aiocuda.TripleBuffer, aiocuda.UnifiedBuffer),
-        *(DataLoader, FieldMapping, SyncBatches),
         *(ClusterStatistics, OverloadedError, ReplicaStatistics),
+        *(DataLoader, FieldMapping, LoaderAdvice, Shuffle, SyncBatch, SyncBatches, TensorBatch),
     )
 }
 
@@ -199,7 +199,8 @@ MODULES = ("aiocuda", "aiocuda.serving", "aiocuda.serving.asgi")
 #: The words for objects in the cures.
 OBJECTS: dict[str, tuple[type, ...]] = {
     "barrier": (aiocuda.StreamBarrier,),
-    "batch": (Batch,),
+    "advice": (LoaderAdvice,),
+    "batch": (Batch, LoadedBatch),
     "batcher": (MicroBatcher,),
     "bracket": (Bracket,),
     "buffer": (aiocuda.DeviceBuffer, aiocuda.UnifiedBuffer),

@@ -578,7 +578,7 @@ async def test_a_length_is_that_of_the_source(device: Device) -> None:
     [
         (lambda device: to_device(cast("Any", 3), device), InvalidTypeError, "a source of samples has"),
         (lambda device: to_device({"a": 1}, device), InvalidTypeError, "not a dict: pass a list"),
-        (lambda _: to_device([], cast("Any", "cuda:0")), InvalidTypeError, r"aiocuda\.Device, not str"),
+        (lambda _: to_device([], cast("Any", "cuda:0")), InvalidTypeError, r"takes an aiocuda\.Device, not "),
         (lambda device: to_device([], device, depth=0), InvalidArgumentError, "depth is at least 1, not 0"),
         (lambda device: to_device([], device, depth=cast("Any", 1.5)), InvalidTypeError, "depth"),
     ],

@@ -25,8 +25,14 @@ _ARRAY = (
 )
 
 _LOADER = {
-    "set_epoch": "loader.epoch(1) has the batches of epoch 1; each loop over it is the next epoch",
-    "dataset sampler batch_size num_workers": "the program has what it gave to the loader; len(loader) counts batches",
+    "set_epoch reset": "loader.epoch(1) has the batches of epoch 1; each loop over it is the next epoch",
+    "dataset sampler batch_size num_workers batch_sampler collate_fn drop_last executor fields prefetch shard shuffle "
+    "source workers": "the program has what it gave to the loader; len(loader) counts batches",
+    "num_batches": "len(loader) is the number of batches",
+    "stats metrics": _STATISTICS.format("loader"),
+    "bottleneck": "loader.advice() names it",
+    "state get_state": "loader.state_dict() returns the state",
+    "load_state set_state": "loader.load_state_dict(state)",
 }
 
 #: For each class and module: names that it lacks, separated by spaces, and what to use in their place.
@@ -75,7 +81,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "alive running healthy dead": "each entry of replicas has its state, and cluster.healthy is for all",
         "restarts calls answered failed lost in_flight latency_p50_s latency_p99_s": "each entry of replicas has it",
     },
-    "DataLoader": _LOADER,
+    "DataLoader": {**_LOADER, "close shutdown stop": _CLOSE.format("loader")},
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
@@ -130,6 +136,10 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "FieldMapping": {
         f"{_ARRAY} to cuda float half long permute view dim device pin_memory": "a batch is a mapping of arrays: "
         "`for (x,) in loader` unpacks those with one field, and batch[field] is an array",
+        "x y data target targets image images label labels input inputs": "batch[field] is an array, by the name of "
+        "the field, or by its place: 0, 1, …",
+        "batch_size": "len(batch.indices) is the number of its samples",
+        "clone": "batch.keep() keeps it after the next request",
     },
     "Gathering": {"cancel": "cancel the task that awaits it, or drop each result by operation.abandon()"},
     "Graph": {
@@ -142,6 +152,11 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "launch run execute": f"{_LAUNCH} launches it",
         "parameters": "kernel.signature has them",
         "forall": f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
+    },
+    "LoaderAdvice": {
+        "num_workers": "it is called workers",
+        "prefetch_factor": "it is called prefetch",
+        "bottleneck reason reasons": "it is called why",
     },
     "ManagedContext": {
         "sync drain synchronize_all": "`await context.synchronize()` waits for all work",
@@ -200,6 +215,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "alive healthy": "its state is 'running' while it serves",
         "latency p50 p99": "latency_p50_s and latency_p99_s are times of calls",
     },
+    "Shuffle": {"set_epoch": "loader.epoch(1) has the batches of epoch 1; each loop over a loader is the next epoch"},
     "Slot": {
         "empty zeros": "slot.buffer(name, shape, dtype) is memory that stays with the slot, and "
         "slot.stream.empty(shape, dtype) is new memory",
@@ -265,8 +281,19 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "summary key_averages": "profiler.report() has the figures, and print(profiler.report()) shows them",
         "start": "`async with profiler` starts it",
     },
-    "SyncBatches": _LOADER,
-    "SyncArray": {"cpu cuda numpy float half long to permute view reshape size dim device": _TENSOR},
+    "SyncArray": {
+        "cpu cuda numpy float half long to permute view reshape size dim device item tolist get asnumpy copy_to_host "
+        "sum mean max min astype ndim numel T torch": _TENSOR,
+    },
+    "SyncBatch": {
+        "stream": "aiocuda's streams are for event loops; batch.used_on(stream) names one of another library"
+    },
+    "SyncBatches": {
+        **_LOADER,
+        "shutdown stop": "loader.close() closes it, as the end of `with` does",
+        "merge_state_dicts": "aiocuda.data.DataLoader.merge_state_dicts(states)",
+    },
+    "TensorBatch": {"stream": "its tensors are on the stream of PyTorch that was current when it was requested"},
     "Ticket": {
         "cancel": "its item goes on. Cancel the task that awaits it; to end all items, leave the pipeline's block",
         "get": "`await ticket` is its result",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from .._base._host_use import PROBED_AFTER
 from .._base._limits import BUSY, MUCH_GIL, HostLimit, HostWork, in_flight, ms
+from .._base._mistakes import lacks, refuses
 from .._base._processor import processors_within_quota
 from ..errors import BusyError
 from ._options import MAX_PREFETCH, Executor
@@ -32,6 +33,8 @@ NO_GAIN: Final = 0.05
 _Part: TypeAlias = Literal["source", "decode", "upload", "consumer"]
 
 
+@lacks
+@refuses(__getitem__="has attributes: advice.workers, advice.prefetch and advice.executor")
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoaderAdvice:
     """The advice of `DataLoader.advice`.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from .._base._checks import check_integer
-from .._base._mistakes import keywords, lacks, refuses
+from .._base._mistakes import keywords, lacks, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import finish_shielded, unlimited
@@ -58,7 +58,10 @@ loader_keywords = keywords(
 
 
 @lacks
-@refuses(__enter__="is entered by `async with`; sync_loader(source, …) is for a plain `with`")
+@refuses(
+    __enter__="is entered by `async with`; sync_loader(source, …) is for a plain `with`",
+    __getitem__="is no list: `async for batch in loader`, or `await anext(aiter(loader))` for the first batch",
+)
 class DataLoader(Owner, Generic[BatchT]):
     """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
 
@@ -219,12 +222,13 @@ class DataLoader(Owner, Generic[BatchT]):
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
+    @or_none
     def epoch(self, number: int) -> EpochBatches[BatchT]:
         """Return the batches of an epoch, as an asynchronous iterator. It begins with the first request.
 
         An epoch that was resumed by `load_state_dict` goes on there. Another epoch that is still running ends.
         """
-        check_integer(number, "the number of an epoch")
+        check_integer(number, "the number of an epoch, as in loader.epoch(0),")
         if number < 0:
             raise InvalidArgumentError(f"epochs are counted from 0, and this is {number}", epoch=number)
         return EpochBatches(self, number)
@@ -377,6 +381,7 @@ class DataLoader(Owner, Generic[BatchT]):
         self._progress.load(LoaderState.of(state))
 
     @staticmethod
+    @keywords("it takes the states of all ranks", "merge_state_dicts([first, second])")
     def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the one state of all ranks, to be loaded by each rank of any world size.
 

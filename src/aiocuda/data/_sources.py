@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._checks import check_integer
+from .._base._mistakes import keywords, lacks
 from .._base._scope import Scope
 from .._base._user_code import add_note, call, failure_of
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -128,6 +129,7 @@ def length_of(source: Any, kind: SourceKind | None = None) -> int | None:
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
+@lacks
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shuffle:
     """A random order of samples, the same for every rank and every run with the same seed. Each epoch has its own.
@@ -156,6 +158,16 @@ class Shuffle:
             check_integer(self.window, "window")
             if self.window < 1:
                 raise InvalidArgumentError(f"window is at least 1 sample, not {self.window}", window=self.window)
+
+
+_checked: Any = keywords(
+    "Shuffle takes seed= and window=",
+    "Shuffle(seed=0), or Shuffle(seed=0, window=1000) for a stream",
+    buffer_size="use window=, the number of samples among which the next one is chosen",
+    epoch="loader.epoch(n) has the batches of an epoch",
+    generator="use seed=, an integer",
+)(Shuffle.__init__)
+setattr(Shuffle, "__init__", _checked)  # noqa: B010 - the decorator of the class has made the method
 
 
 def _key(shuffle: Shuffle, epoch: int) -> bytes:

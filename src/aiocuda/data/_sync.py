@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeV
 
 import numpy.typing as npt
 
-from .._base._mistakes import lacks, refuses
+from .._base._mistakes import keywords, lacks, or_none, refuses
 from .._base._types import ProcessLocal, SourceLine
 from .._processes._main_guard import check_main_guard
 from ..device import Device, open_device
@@ -32,7 +32,7 @@ from ._statistics import DeviceBatchesStats, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
 from ._tensor_batch import TensorBatch
 from ._tensors import Tensors
-from ._to_device import DeviceBatches, DeviceIteration, to_device
+from ._to_device import TO_DEVICE_CURES, DeviceBatches, DeviceIteration, to_device
 from ._typed import LoaderKeywords, SyncBatchT
 
 __all__ = ["SyncBatches", "SyncDeviceBatches", "SyncEpoch", "sync_loader", "sync_to_device"]
@@ -126,6 +126,11 @@ def sync_to_device(
 ) -> SyncDeviceBatches[SyncBatch]: ...
 
 
+@keywords(
+    "sync_to_device takes a source, index=, driver=, depth= and output=",
+    "sync_to_device(source), or sync_to_device(source, index=1) for another GPU",
+    **{**TO_DEVICE_CURES, "device": "use index=, because sync_to_device opens the device"},
+)
 def sync_to_device(
     source: Iterable[Any] | AsyncIterable[Any],
     *,
@@ -314,7 +319,11 @@ class _LoopThread(Generic[Loader]):
             raise error
 
 
-@refuses(__next__="is no iterator: next(iter(loader)) is the first batch of the next epoch")
+@refuses(
+    __next__="is no iterator: next(iter(loader)) is the first batch of the next epoch",
+    __getitem__="is no list: `for batch in loader`; next(iter(loader)) is the first batch of the next epoch",
+    __aenter__="is entered by a plain `with`; `async with` is for DataLoader(device, source) and to_device(…)",
+)
 class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
     """The batches of a loader for a thread without an event loop.
 
@@ -553,6 +562,7 @@ class SyncBatches(_Batches[DataLoader[Any], SyncBatchT]):
         """Return the batches of the loader for a `SyncEpoch`."""
         return EpochBatches(self._loader, number)
 
+    @or_none
     def epoch(self, number: int) -> SyncEpoch[SyncBatchT]:
         """Return the batches of an epoch, as an iterator. It begins with the first request."""
         self._loader.epoch(number)  # checks it

@@ -146,7 +146,7 @@ class HeldBatch:
 @lacks
 @refuses(
     "is device memory: compute with torch.from_dlpack(array), or with array.to_host()",
-    "__getitem__", "__setitem__", "__iter__", "__bool__",
+    "__getitem__", "__setitem__", "__iter__", "__bool__", "__float__", "__int__",
 )  # fmt: skip
 class SyncArray:
     """One array of a `SyncBatch`, on the device.
@@ -211,6 +211,7 @@ class SyncArray:
         return f"<SyncArray {self.shape} {self.dtype}>"
 
 
+@lacks
 class SyncBatch(ProcessLocal, FieldMapping, Mapping[Any, SyncArray]):
     """A batch on a device for a thread without an event loop: a mapping from field to `SyncArray`.
 

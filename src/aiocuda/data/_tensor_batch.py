@@ -19,6 +19,7 @@ class FieldMapping:
     __slots__ = ()
 
 
+@lacks
 class TensorBatch(FieldMapping, dict[Any, Any]):
     """A batch as PyTorch's own tensors: a dictionary, by field. ``output="torch"`` of a loader delivers it.
 

@@ -9,13 +9,14 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, Final, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype
 from .._base._checks import check_integer
+from .._base._mistakes import keywords
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import end_tasks, unlimited
@@ -43,7 +44,22 @@ from ._threads import LoaderThreads, ignore
 from ._typed import BatchT
 from ._upload import BatchUpload, close_stream, parts_of
 
-__all__ = ["DeviceBatches", "DeviceIteration", "to_device"]
+__all__ = ["TO_DEVICE_CURES", "DeviceBatches", "DeviceIteration", "to_device"]
+
+#: For arguments of other libraries, which `sync_to_device` takes for them, too.
+TO_DEVICE_CURES: Final = {
+    "prefetch": "use depth=, the number of batches that are read ahead",
+    "prefetch_factor": "use depth=, the number of batches that are read ahead",
+    "buffer": "use depth=, the number of batches that are read ahead",
+    "buffer_size": "use depth=, the number of batches that are read ahead",
+    "batch_size": "the source gives whole batches; DataLoader(device, dataset, batch_size=64) makes them",
+    "workers": "the source has its own workers; DataLoader(device, dataset, workers=8) has those of aiocuda",
+    "num_workers": "the source has its own workers; DataLoader(device, dataset, workers=8) has those of aiocuda",
+    "non_blocking": "leave it out, because copies are always ahead of the consumer",
+    "pin_memory": "leave it out, because pinned memory is used where the source has none",
+    "dtype": "arrays keep their dtype: convert them in the source, or on the device",
+    "stream": "leave it out, because each batch has a stream of its own",
+}
 
 #: The items of the source, one by one.
 _ONE_BY_ONE = Order(1, False, (0, 1), None, 0, 0, 0)
@@ -61,6 +77,11 @@ def to_device(
 ) -> DeviceBatches[Batch]: ...
 
 
+@keywords(
+    "to_device takes a source, a device, depth= and output=",
+    "to_device(source, device) takes a source of batches and a device; sync_to_device(source) is for a plain loop",
+    **TO_DEVICE_CURES,
+)
 def to_device(
     source: Iterable[Any] | AsyncIterable[Any],
     device: Device,
@@ -100,7 +121,9 @@ def to_device(
     InvalidArgumentError, InvalidTypeError
         An argument is wrong.
     """
-    resources_of(device)  # refuses what is no device
+    if not isinstance(device, Device):
+        cure = "`async with aiocuda.open_device() as device`, or sync_to_device(source) in a plain loop"
+        raise InvalidTypeError(f"to_device(source, device) takes an aiocuda.Device, not {device!r:.60}: {cure}")
     kind = kind_of(source)
     check_integer(depth, "depth")
     if depth < 1:

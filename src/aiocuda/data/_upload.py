@@ -329,8 +329,8 @@ def _array(name: Any, value: Any) -> npt.NDArray[Any]:
         array = np.asarray(value)
     except TypeError as error:
         raise InvalidTypeError(
-            f"part {name!r} of a sample, of type {type(value).__name__}, makes no NumPy array ({error}): return a dense "
-            "one from decode=, and use output='torch' for dtypes that only PyTorch has"
+            f"part {name!r} of a sample, of type {type(value).__name__}, makes no NumPy array ({error}): return a "
+            "dense one from decode=, and use output='torch' for dtypes that only PyTorch has"
         ) from error
     try:
         as_dtype(array.dtype)
