@@ -29,6 +29,28 @@ def _options(name: str, value: Any, error: type[Exception], text: str, **others:
     )
 
 
+def _of_two(a: Any, b: Any) -> Any:
+    return a, b
+
+
+def _writes(sample: Any, out: Any) -> None:
+    out[0][...] = sample
+
+
+def _of_index(sample: Any, *, index: int) -> Any:
+    return sample, index
+
+
+class LengthOnly:
+    """A source without items."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __repr__(self) -> str:
+        return "a length only"
+
+
 class HalfASource:
     """A source whose length is no integer."""
 
@@ -54,6 +76,7 @@ CASES: list[Case] = [
             ("restarts", -1),
             ("executor", "greenlet"),
             ("timeout", -1.0),
+            ("timeout", 0, "None is no limit"),
             ("timeout", float("nan")),
             ("on_error", "ignore"),
             ("shard", (2, 2), "rank 2"),
@@ -65,6 +88,7 @@ CASES: list[Case] = [
         _options(name, value, InvalidTypeError, text)
         for name, value, text in (
             ("batch_size", 1.5, "1.5"),
+            ("batch_size", None, "copy items that are batches already"),
             ("batch_size", True, "True"),
             ("workers", "4", "'4'"),
             ("on_error", ValueError, "a function of the exception and the item"),
@@ -74,6 +98,15 @@ CASES: list[Case] = [
             ("shard", 0, "0"),
             ("shard", (0.0, 1), "0.0"),
             ("shuffle", True, "Shuffle(seed=0)"),
+            ("shuffle", False, "leave it out for the order of the source"),
+            ("sampler", 4, "RandomSampler(dataset)"),
+            ("sampler", list, "is an object, not <class 'list'>: make one"),
+            ("collate", _of_two, "called with the list of the samples of a batch: missing a required argument: 'b'"),
+            ("decode", _writes, "decode(sample, out) writes into fields=, which is missing"),
+            ("decode", _of_index, "batch.indices has the samples' indices"),
+            ("fields", {"x": (np.float32, (4,))}, "field 'x' of fields= is (<class 'numpy.float32'>, (4,)), not the"),
+            ("fields", {"x": ((4,), object)}, "field 'x' of fields="),
+            ("fields", {"x": ((None, 4), "f4")}, "for samples of different sizes leave fields= out, and use collate="),
             ("decode", 7, "int"),
             ("decode", _coroutine, "Pipeline"),
             ("collate", "stack", "str"),
@@ -109,6 +142,7 @@ CASES: list[Case] = [
         )
         for value, text in (
             *((7, "int"), (None, "NoneType"), ("paths", "str"), (b"paths", "bytes"), ({"a": 1}, "dict")),
+            (LengthOnly(), "LengthOnly has __len__ only"),
             (HalfASource(), "len(source) of HalfASource has failed, and it is the number of samples, an integer"),
         )
     ),

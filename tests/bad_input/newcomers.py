@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import aiocuda
-from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning
+from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError, Kernel, PerformanceWarning, StaleHandleError
 from aiocuda.cluster import open_cluster
 from aiocuda.data import (
     DataLoader,
@@ -214,14 +215,18 @@ def torch_dtype(name: str) -> Any:
     return type("dtype", (), {"__module__": "torch", "__repr__": lambda self: f"torch.{name}"})()
 
 
-async def with_batch(at: At, function: Callable[[Any], Any], **options: Any) -> Any:
+async def with_batch(at: At, function: Callable[[Any], Any], source: Any = (1, 2), **options: Any) -> Any:
     """Return the result of a function of a batch."""
-    async with LOADER(at.device, [1, 2], batch_size=2, **options) as opened:
+    async with LOADER(at.device, source, batch_size=2, **options) as opened:
         return function(await anext(aiter(opened)))
 
 
 def loader(at: At, decode: Any, **options: Any) -> Any:
     return DataLoader(at.device, [1, 2, 3], decode=decode, **options)
+
+
+def loader_with(name: str, at: At) -> Any:
+    return LOADER(at.device, [1], **{name: 1})
 
 
 ONE_SHAPE = "the shape before it is one integer or tuple, such as (4, 3)"
@@ -642,13 +647,56 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "DataLoader(batchsize=)": (
         lambda at: LOADER(at.device, [1], batchsize=4),
         InvalidTypeError,
-        "DataLoader has no parameter 'batchsize': help(aiocuda.data.DataLoader) lists its parameters; the nearest name "
-        "is 'batch_size'",
+        "DataLoader has no parameter 'batchsize': help(aiocuda.data.DataLoader) lists its parameters, to which "
+        "sync_loader adds index= and driver=; the nearest name is 'batch_size'",
     ),
     "DataLoader(multiprocessing_context=)": (
         lambda at: LOADER(at.device, [1], multiprocessing_context="spawn"),
         InvalidTypeError,
         "leave it out",
+    ),
+    **{
+        f"DataLoader({name}=)": (
+            functools.partial(loader_with, name),
+            InvalidTypeError,
+            f"DataLoader has no parameter {name!r}: {cure}",
+        )
+        for name, cure in (
+            ("pin_memory_device", "leave it out, because the memory"),
+            ("seed", "use shuffle=Shuffle(seed=0)"),
+            ("transform", "use decode="),
+            ("world_size", "use shard=(rank, world size)"),
+            ("retries", "use on_error="),
+            ("shape", "fields=[((3, 224, 224), np.uint8)]"),
+            ("check", "set AIOCUDA_CHECK=1"),
+            ("num_threads", "use workers="),
+            ("weights", "use sampler="),
+            ("epochs", "each loop over the loader is an epoch"),
+            ("devices", "a loader has one device"),
+            ("driver", "open_device takes it, or sync_loader"),
+        )
+    },
+    "sync_loader(driver='cpu')": (lambda at: OPEN(driver="cpu"), InvalidArgumentError, "simulated: use 'host'"),
+    "open_device(driver='cuda:1')": (lambda at: OPEN(driver="cuda:1"), InvalidArgumentError, "simulated: use index=1"),
+    "open_device(driver=None)": (
+        lambda at: enter_async(OPEN(driver=None)),
+        InvalidTypeError,
+        "leave it out for 'auto'",
+    ),
+    "sampler=weights": (
+        lambda at: with_batch(at, lambda batch: None, sampler=[0.1, 0.9]),
+        InvalidTypeError,
+        "not 0.1; WeightedRandomSampler(weights, n) of torch draws by weights",
+    ),
+    "a float image in a field of np.uint8": (
+        lambda at: with_batch(at, dict, [np.full(2, 0.5, np.float32)], fields=[(2, np.uint8)]),
+        ValueError,
+        "such as 0.5, which its dtype uint8 does not hold: say float32 in fields=",
+    ),
+    "batch.free(), batch.keep()": (
+        lambda at: with_batch(at, lambda batch: (batch.free(), batch.keep())),
+        StaleHandleError,
+        "is not valid any more, since it was freed: call batch.free() later",
     ),
     "with DataLoader()": (lambda at: enter(LOADER(at.device, [1])), InvalidTypeError, "is entered by `async with`"),
     "sync_loader(device=)": (

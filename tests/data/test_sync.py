@@ -220,6 +220,29 @@ def test_processes_decode() -> None:
         list(batches)
 
 
+def test_figures_are_there_after_the_block() -> None:
+    with loader(range(8), batch_size=2) as batches:
+        for batch in batches:
+            values(batch)
+    assert (len(batches), batches.statistics().batches) == (4, 4)
+    assert batches.advice().workers >= 1
+    assert batches.state_dict()["epoch"] == 1
+
+
+def test_a_batch_says_why_it_is_not_valid() -> None:
+    with loader(range(8), batch_size=2) as batches:
+        each = iter(batches)
+        freed, array = next(each), None
+        array = freed["y"]
+        freed.free()
+        with pytest.raises(StaleHandleError, match="since it was freed: call"):
+            array.to_host()
+        late = next(each)
+        next(each)
+        with pytest.raises(StaleHandleError, match="since the next batch was requested, or the loader closed"):
+            late["y"].to_host()
+
+
 def test_an_exception_ends_the_thread() -> None:
     with pytest.raises(ZeroDivisionError), loader(range(100), workers=2) as batches:
         for batch in batches:
@@ -544,7 +567,9 @@ def test_a_forked_child_gets_an_error() -> None:
 
 
 def test_an_epoch_without_a_batch_warns_at_the_line_of_the_loader() -> None:
-    with pytest.warns(RuntimeWarning, match="no batch: 3 samples, batch_size=4, drop_last=True$") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="no batch: 3 samples, batch_size=4, drop_last=True: make batch_size smaller"
+    ) as caught:
         with sync_loader(range(3), driver=HostDriver(), batch_size=4, drop_last=True) as batches:
             assert list(batches) == []
     assert [each.filename for each in caught] == [__file__]

@@ -20,7 +20,7 @@ from ._tensor_batch import FieldMapping
 if TYPE_CHECKING:
     from ..lowlevel import Queue
 
-__all__ = ["Batch", "BatchMemory", "Delivery", "memory_of"]
+__all__ = ["LATE", "Batch", "BatchMemory", "Delivery", "memory_of"]
 
 #: Why the buffers of a batch have been freed.
 LATE = "the next batch was requested, or the loader closed: call batch.keep() before that"
@@ -35,20 +35,22 @@ class BatchMemory:
         By field.
     form
         Where the buffers belong in a batch of tensors, see `Tensors`; None if each is a field of its own.
+    is_past
+        True once the next batch has been requested.
     kept
         True if the program keeps it: then the next request does not free it.
     released
         True once the batch is not valid any more.
     """
 
-    __slots__ = ("_is_past", "_used_on", "buffers", "form", "kept", "released")
+    __slots__ = ("_used_on", "buffers", "form", "is_past", "kept", "released")
 
     def __init__(self, buffers: dict[Any, DeviceBuffer], form: dict[Any, Any] | None = None) -> None:
         self.buffers = buffers
         self.form = form
         self.kept = False
         self.released = False
-        self._is_past = False  # the next batch has been requested
+        self.is_past = False
         #: By CUDA's handle, functions that return the queue of the stream. The queue itself may be forgotten meanwhile,
         #: when another stream is imported: only a public `Stream` or unfinished work keeps an imported one.
         self._used_on: dict[int, Callable[[], Queue]] = {}
@@ -56,7 +58,7 @@ class BatchMemory:
     def add_use(self, handle: int, queue_of: Callable[[], Queue]) -> None:
         """Let the free wait for the work that the stream has then."""
         self._used_on[handle] = queue_of
-        if self._is_past:
+        if self.is_past:
             self._mark_uses()  # the buffers may be dropped without a call of `free`
 
     def keep(self) -> None:
@@ -71,7 +73,7 @@ class BatchMemory:
         """End the batch at the next request, unless the program or another library keeps it."""
         if self.released:
             return "freed"
-        self._is_past = True
+        self.is_past = True
         if self.kept:
             self._mark_uses()
             return "kept"
@@ -216,9 +218,8 @@ class Batch(ProcessLocal, FieldMapping, Mapping[Any, DeviceBuffer]):
 
     def _check(self) -> None:
         if self._memory.released:
-            raise StaleHandleError(
-                f"{self!r} is not valid any more, since the next batch was requested: call batch.keep() before that"
-            )
+            why = LATE if self._memory.is_past else "it was freed: call batch.free() later"
+            raise StaleHandleError(f"{self!r} is not valid any more, since {why}")
 
     def __repr__(self) -> str:
         state = " freed" if self._memory.released else " kept" if self._memory.kept else ""

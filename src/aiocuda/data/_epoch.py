@@ -173,7 +173,11 @@ class EpochRun:
             raise iterator_has_ended(options.source, "a loader")
         shard = f", shard={options.shard}" if options.shard[1] > 1 else ""
         given = f"{feed.samples} samples, batch_size={options.batch_size}, drop_last={options.drop_last}{shard}"
-        why = ", and on_error= has skipped them all: on_error='raise' shows why" if self._has_begun else ""
+        why = ""
+        if self._has_begun:
+            why = ", and on_error= has skipped them all: on_error='raise' shows why"
+        elif feed.samples and options.drop_last:
+            why = ": make batch_size smaller, or leave drop_last out"
         (line or SourceLine.of_caller()).warn(f"an epoch of this loader has no batch: {given}{why}", RuntimeWarning)
 
     def put_back(self, batch: LoadingBatch) -> None:

@@ -40,13 +40,28 @@ __all__ = ["DataLoader", "EpochBatches", "loader_keywords"]
 
 #: For the options, which `sync_loader` passes on.
 loader_keywords = keywords(
-    "help(aiocuda.data.DataLoader) lists its parameters",
+    "help(aiocuda.data.DataLoader) lists its parameters, to which sync_loader adds index= and driver=",
     "DataLoader(device, source, batch_size=64), or sync_loader(source, batch_size=64) in a plain loop",
     *LoaderKeywords.__annotations__,
     dataset="it is called source",
     device="use index=, because sync_loader opens the device",
     num_workers="use workers=; with executor='process' they are processes",
-    pin_memory="leave it out, because the memory of batches is always pinned",
+    devices="a loader has one device: make one for each of them, with shard=(rank, number of them)",
+    **dict.fromkeys(("driver", "index"), "open_device takes it, or sync_loader, which opens the device"),
+    **dict.fromkeys(("num_threads", "threads"), "use workers="),
+    **dict.fromkeys(("processes", "num_processes"), "use workers=, and executor='process'"),
+    **dict.fromkeys(
+        ("pin_memory", "pin_memory_device"), "leave it out, because the memory of batches is always pinned"
+    ),
+    **dict.fromkeys(("transform", "transforms"), "use decode=, a function of a sample"),
+    **dict.fromkeys(("shape", "dtype"), "fields=[((3, 224, 224), np.uint8)] has the shape and the dtype of each field"),
+    **dict.fromkeys(("seed", "rng"), "use shuffle=Shuffle(seed=0); decode(sample, *, rng) gets a generator"),
+    **dict.fromkeys(("rank", "world", "world_size", "num_replicas"), "use shard=(rank, world size)"),
+    **dict.fromkeys(("weights", "replacement"), "use sampler=, such as WeightedRandomSampler(weights, n) of torch"),
+    **dict.fromkeys(("epochs", "repeat"), "each loop over the loader is an epoch"),
+    as_torch="use output='torch'",
+    check="set AIOCUDA_CHECK=1, or open_device(check=True)",
+    retries="use on_error= for samples that fail, and restarts= for processes that end",
     collate_fn="use collate=; or fields= and decode(sample, out), which need no copy",
     prefetch_factor="use prefetch=, the number of batches in all",
     persistent_workers="leave it out, because workers live as long as the loader is open",
@@ -127,7 +142,7 @@ class DataLoader(Owner, Generic[BatchT]):
         epoch. A sample that has ended two worker processes has failed, too, with a `WorkerLostError`: it is left out,
         but not more than 16 such samples of an epoch.
     timeout
-        Seconds for a sample; then it fails with a `TimeoutError`. A thread cannot be stopped: another one takes its
+        Seconds for a sample, more than 0; then it fails with a `TimeoutError`. A thread cannot be stopped: another one takes its
         place until the function returns, for at most ``workers`` samples. A process is killed, which counts as a
         restart.
     restarts

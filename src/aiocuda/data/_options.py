@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -83,7 +84,7 @@ class LoaderOptions:
                 "and so does to_device(loader, device); or pass loader.dataset"
             )
         kind = kind_of(source)
-        batch_size = as_count(options["batch_size"], "batch_size", 1)
+        batch_size = _checked_batch_size(options["batch_size"])
         layout = None if fields is None else Layout(_fields(fields), batch_size)
         for name, function in (("decode", decode), ("collate", collate)):
             _check_function(name, function)
@@ -121,7 +122,7 @@ class LoaderOptions:
             shard=shard,
             prefetch=prefetch,
             on_error=check_on_error(options["on_error"]),
-            timeout=check_timeout(options["timeout"]),
+            timeout=_checked_timeout(options["timeout"]),
             restarts=as_count(options["restarts"], "restarts", 0),
         )
 
@@ -162,8 +163,15 @@ def _fields(fields: Any) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
         if not isinstance(field, (tuple, list)) or len(field) != 2:
             raise InvalidTypeError(f"{cure}: the shape of one sample and its dtype; field {name!r} has {field!r}")
         shape, dtype = field
-        kind = as_dtype(dtype)
-        found[name] = as_shape(shape, kind.itemsize), kind
+        try:
+            kind = as_dtype(dtype)
+            found[name] = as_shape(shape, kind.itemsize), kind
+        except (InvalidArgumentError, InvalidTypeError) as error:
+            several = isinstance(shape, (tuple, list)) and any(each in (None, -1) for each in shape)
+            sizes = "; for samples of different sizes leave fields= out, and use collate=" if several else ""
+            raise type(error)(
+                f"field {name!r} of fields= is {field!r}, not the shape of one sample and its dtype: {error}{sizes}"
+            ) from None
     return found
 
 
@@ -172,6 +180,12 @@ def _check_function(name: str, function: Any) -> None:
         return
     if not is_function(function):
         raise InvalidTypeError(f"{name} is a function, not {type(function).__name__}")
+    if name == "collate":
+        with contextlib.suppress(ValueError):  # a function in C without a signature
+            try:
+                inspect.signature(function).bind(None)
+            except TypeError as error:
+                raise InvalidTypeError(f"collate is called with the list of the samples of a batch: {error}") from None
     if is_coroutine_function(function):
         raise InvalidTypeError(
             f"{name} runs on a worker thread or in a worker process, which await nothing: pass a plain function, or "
@@ -201,7 +215,14 @@ def _keywords_of(decode: Any, positional: int) -> tuple[str, ...]:
     found = named.keys() & {"rng", "epoch"}
     for name in named.keys() - found:
         if named[name] is inspect.Parameter.empty:
-            raise InvalidTypeError(f"decode{signature} requires {name!r}, and decode may also take rng and epoch only")
+            cure = ""
+            if name in ("index", "idx"):
+                cure = ": batch.indices has the samples' indices, or let source[index] return them"
+            elif positional == 1 and name == parameters[0].name:
+                cure = ": decode(sample, out) writes into fields=, which is missing"
+            raise InvalidTypeError(
+                f"decode{signature} requires {name!r}, and decode may also take rng and epoch only{cure}"
+            )
     return tuple(sorted(found))
 
 
@@ -209,7 +230,8 @@ def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
     if shuffle is None:
         return None
     if not isinstance(shuffle, Shuffle):
-        raise InvalidTypeError(f"shuffle is an aiocuda.data.Shuffle or None, not {shuffle!r}: Shuffle(seed=0)")
+        cure = "leave it out for the order of the source" if shuffle is False else "Shuffle(seed=0)"
+        raise InvalidTypeError(f"shuffle is an aiocuda.data.Shuffle or None, not {shuffle!r}: {cure}")
     if kind == "map" and shuffle.window is not None:
         raise InvalidArgumentError(
             f"the source has a length, so its order is a permutation of all samples: leave window={shuffle.window} out",
@@ -221,6 +243,22 @@ def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
             "Shuffle(seed=0, window=1000)"
         )
     return shuffle
+
+
+def _checked_batch_size(batch_size: Any) -> int:
+    if batch_size is None:
+        raise InvalidTypeError(
+            "batch_size is an integer, not None: sync_to_device(source) and to_device(source, device) copy items that "
+            "are batches already"
+        )
+    return as_count(batch_size, "batch_size", 1)
+
+
+def _checked_timeout(timeout: Any) -> float | None:
+    seconds = check_timeout(timeout)
+    if seconds == 0:
+        raise InvalidArgumentError("timeout is more than 0 seconds for a sample, and None is no limit", timeout=seconds)
+    return seconds
 
 
 class _Shard(tuple[int, int]):

@@ -80,8 +80,13 @@ def check_sampler(sampler: Any, is_stream: bool, shuffle: Any, world: int) -> No
         )
     if shuffle is not None:
         raise InvalidArgumentError("sampler= and shuffle= both give the order of the samples: leave one out")
+    if isinstance(sampler, type):
+        raise InvalidTypeError(f"sampler is an object, not {sampler!r}: make one, such as {sampler.__name__}(dataset)")
     if not isinstance(sampler, Iterable):
-        raise InvalidTypeError(f"sampler is an iterable of the indices of an epoch, not {sampler!r}")
+        raise InvalidTypeError(
+            f"sampler is an iterable of the indices of an epoch, not {sampler!r}: a list of integers, or an object "
+            "such as RandomSampler(dataset) of torch"
+        )
     if isinstance(sampler, Iterator):
         raise InvalidTypeError(
             f"sampler={sampler!r} is an iterator, which has one epoch only: pass an object whose __iter__ begins anew"
@@ -104,4 +109,5 @@ def _index(item: Any) -> int:
     try:
         return operator.index(item)
     except TypeError:
-        raise InvalidTypeError(f"sampler= gives integers, the indices of single samples, not {item!r}") from None
+        cure = "; WeightedRandomSampler(weights, n) of torch draws by weights" if isinstance(item, float) else ""
+        raise InvalidTypeError(f"sampler= gives integers, the indices of single samples, not {item!r}{cure}") from None

@@ -100,8 +100,10 @@ def kind_of(source: Any) -> SourceKind:
         return "map"
     if isinstance(source, Iterable):
         return "iterable"
+    only = [name for name in ("__len__", "__getitem__") if hasattr(source, name) and not isinstance(source, type)]
     raise InvalidTypeError(
-        f"a source of samples has __len__ and __getitem__, __iter__ or __aiter__; {type(source).__name__} has none"
+        f"a source of samples has __len__ and __getitem__, __iter__ or __aiter__; {type(source).__name__} has "
+        f"{f'{only[0]} only' if only else 'none'}"
     )
 
 

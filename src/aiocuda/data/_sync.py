@@ -356,7 +356,16 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch. `InvalidTypeError` if the source has no length."""
-        return len(self._loader)
+        ended = self._ended_loader
+        return len(self._loader if ended is None else ended)
+
+    def _asked(self, function: Callable[[Loader], T]) -> T:
+        """Return the result of a function of the loader; after the end of the block, too."""
+        ended = self._ended_loader
+        if ended is not None:
+            return function(ended)
+        loader = self._loader
+        return self._thread.call(lambda: function(loader))
 
     def __bool__(self) -> bool:
         return True  # also without batches
@@ -483,7 +492,7 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
 
     def state_dict(self) -> Any:
         """Return the state after the batches that were delivered: see that of `DataLoader`, or `DeviceBatches`."""
-        return self._thread.call(self._loader.state_dict) if self._state is None else self._state
+        return self._asked(lambda loader: loader.state_dict()) if self._state is None else self._state
 
     def load_state_dict(self, state: Any) -> None:
         """Go on after the batches of a state. See `DataLoader.load_state_dict`, or that of `DeviceBatches`."""
@@ -492,6 +501,11 @@ class _Batches(ProcessLocal, Generic[Loader, SyncBatchT]):
         self._state = None
 
     # -- open and close ------------------------------------------------------------------------------------------
+
+    @property
+    def _ended_loader(self) -> Loader | None:
+        """The loader after the end of the block, where any thread may read it; else None."""
+        return self._thread.loader if self._closed else None
 
     @property
     def _loader(self) -> Loader:
@@ -570,11 +584,11 @@ class SyncBatches(_Batches[DataLoader[Any], SyncBatchT]):
 
     def statistics(self) -> LoaderStats:
         """Return the statistics since the loader was made."""
-        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
+        return dataclasses.replace(self._asked(lambda loader: loader.statistics()), kept=self._kept)
 
     def advice(self) -> LoaderAdvice:
         """Return the arguments that suit the measured times. See `DataLoader.advice`."""
-        return self._thread.call(self._loader.advice)
+        return self._asked(lambda loader: loader.advice())
 
 
 class SyncDeviceBatches(_Batches[DeviceBatches[Any], SyncBatchT]):
@@ -595,7 +609,7 @@ class SyncDeviceBatches(_Batches[DeviceBatches[Any], SyncBatchT]):
 
     def statistics(self) -> DeviceBatchesStats:
         """Return the statistics since these batches were made."""
-        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
+        return dataclasses.replace(self._asked(lambda loader: loader.statistics()), kept=self._kept)
 
 
 class SyncEpoch(ProcessLocal, Iterator[SyncBatchT]):

@@ -15,7 +15,7 @@ from ..device import Device
 from ..errors import AiocudaError, BusyError, InvalidTypeError, StaleHandleError
 from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
-from ._batch import Batch, memory_of
+from ._batch import LATE, Batch, memory_of
 from ._fields import are_positional
 from ._tensor_batch import FieldMapping
 
@@ -291,10 +291,10 @@ class SyncBatch(ProcessLocal, FieldMapping, Mapping[Any, SyncArray]):
 
     def check(self) -> None:
         """Raise `StaleHandleError` if the batch is not valid any more."""
-        if self._held.ended or self._held.freed:
-            raise StaleHandleError(
-                f"{self!r} is not valid any more, since the next batch was requested: call batch.keep() before that"
-            )
+        if self._held.freed:
+            raise StaleHandleError(f"{self!r} is not valid any more, since it was freed: call batch.free() later")
+        if self._held.ended:
+            raise StaleHandleError(f"{self!r} is not valid any more, since {LATE}")
 
     def download(self, buffer: DeviceBuffer) -> npt.NDArray[Any]:
         """Return a buffer of the batch as a NumPy array."""

@@ -115,7 +115,8 @@ async def _opened_driver(which: DriverName | Driver, line: SourceLine) -> tuple[
     """Return the driver, and True if the device has to close it. ``line`` is that of a warning."""
     if not isinstance(which, str):
         if not callable(getattr(which, "event_query", None)):
-            raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
+            cure = ": leave it out for 'auto'" if which is None else ""
+            raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}{cure}")
         return which, False
     name = driver_name(which)
     if name == "simulated":
@@ -310,7 +311,8 @@ def _checked(index: object) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(index, (bool, np.bool_)):
-        cure = ": open_device(0, driver='cuda'), or open_device(driver='host')" if isinstance(index, str) else ""
+        has_index = isinstance(index, str) or hasattr(index, "index")  # torch.device has one
+        cure = ": open_device(0, driver='cuda'), or open_device(driver='host')" if has_index else ""
         raise InvalidTypeError(f"a device's index is an integer, not {index!r}{cure}")
     if number < 0:
         raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)

@@ -23,7 +23,9 @@ def driver_name(which: object) -> str:
     if not isinstance(which, str):
         raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
     if which not in _NAMES:
-        cure = f": use {_MEANT[which]!r}" if which in _MEANT else ""
+        kind, _, number = which.partition(":")
+        cure = f": use {_MEANT[kind]!r}" if kind in _MEANT else ""
+        cure = f": use index={number}" if number else cure
         raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}{cure}", driver=which)
     if which != "auto":
         return which
