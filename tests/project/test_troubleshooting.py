@@ -31,12 +31,13 @@ PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
 
 MESSAGE = re.compile(r"`(\w+(?:Error|Warning|Fault|OutOfMemory))(?:: ([^`]+))?`")
 
-#: They need a GPU, a fork, or a machine without a GPU; by class and the first words of the text.
+#: They need a GPU, a fork, a machine without a GPU, or ranks of PyTorch; by class and the first words of the text.
 ELSEWHERE = {
     "CompileError: kernel … does not compile for",
     "DeviceOutOfMemory: … cuDevicePrimaryCtxRetain",
     "DriverNotAvailableError: CUDA is not available",
     "ForkedProcessError: … was opened before fork()",
+    "RuntimeWarning: shard=(…) on rank … of torch.distributed",
     "HostDriverWarning: no GPU is used, work runs on the host driver",
 }
 
@@ -273,7 +274,7 @@ async def messages_of(program: Callable[[aiocuda.Device, Stream], Awaitable[None
             async with aiocuda.open_device(driver=driver, check=True) as device:
                 async with device.stream() as stream:
                     await program(device, stream)
-        except (aiocuda.AiocudaError, AttributeError, ImportError, KeyError, TypeError) as error:
+        except (aiocuda.AiocudaError, AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
             found.append(f"{type(error).__name__}: {error}")
         finally:
             driver.close()
@@ -303,6 +304,6 @@ def test_messages_of_other_machines_are_in_the_source() -> None:
 
 def test_each_class_exists() -> None:
     public = {*aiocuda.errors.__all__, *dir(aiocuda.serving)}
-    public |= {"AttributeError", "ImportError", "ResourceWarning", "RuntimeWarning", "TypeError"}
+    public |= {"AttributeError", "ImportError", "ResourceWarning", "RuntimeWarning", "TypeError", "ValueError"}
     public |= {"PytestUnraisableExceptionWarning"}  # pytest's
     assert {name for name, _ in SYMPTOMS} - public == set()

@@ -142,9 +142,9 @@ class DataLoader(Owner, Generic[BatchT]):
         epoch. A sample that has ended two worker processes has failed, too, with a `WorkerLostError`: it is left out,
         but not more than 16 such samples of an epoch.
     timeout
-        Seconds for a sample, more than 0; then it fails with a `TimeoutError`. A thread cannot be stopped: another one takes its
-        place until the function returns, for at most ``workers`` samples. A process is killed, which counts as a
-        restart.
+        Seconds for a sample, more than 0; then it fails with a `TimeoutError`. A thread cannot be stopped: another one
+        takes its place until the function returns, for at most ``workers`` samples. A process is killed, which counts
+        as a restart.
     restarts
         How many worker processes the loader starts in place of lost ones, in all. Those in place of the processes that
         a sample has ended, before it was left out for that, do not count.
