@@ -145,6 +145,10 @@ def sets_an_attribute(sample: int, out: Any) -> None:
     out.y = sample
 
 
+def gets_an_attribute(sample: int, out: Any) -> None:
+    out.y[...] = sample
+
+
 def names_no_field(sample: int, out: Any) -> None:
     out["z"][...] = sample
 
@@ -156,6 +160,7 @@ def names_no_field(sample: int, out: Any) -> None:
         (updates_the_views, TypeError, r"out.update\(…\) would .* write nothing: write out\['x'\]\[...\] = …"),
         (merges_into_the_views, TypeError, r"out \|= … would .* write nothing: write out\['x'\]\[...\] = …"),
         (sets_an_attribute, TypeError, r"out.y = … would .* write nothing: write out\['y'\]\[...\] = …"),
+        (gets_an_attribute, AttributeError, r"out is a mapping by field, \['x', 'y'\]: out\['x'\]\[...\] = …"),
         (names_no_field, KeyError, r"no field 'z', only \['x', 'y'\]"),
     ],
 )
@@ -163,8 +168,9 @@ async def test_a_decoder_that_writes_no_field_is_told_how(
     device: Device, decode: Any, error: type[Exception], match: str
 ) -> None:
     async with DataLoader(device, range(2), fields=FIELDS, decode=decode) as loader:
-        with pytest.raises(error, match=match):
+        with pytest.raises(error) as caught:
             await anext(aiter(loader))
+    assert re.search(match, "\n".join([str(caught.value), *caught.value.__notes__]))
 
 
 async def test_fields_have_shape_and_dtype(device: Device) -> None:

@@ -156,7 +156,14 @@ class SampleDecoder:
         if self.decode is None:
             _copy_sample(sample, out)
             return
-        returned = self.decode(sample, out, **self._values(*place)) if self.keywords else self.decode(sample, out)
+        try:
+            returned = self.decode(sample, out, **self._values(*place)) if self.keywords else self.decode(sample, out)
+        except AttributeError as error:  # not by `__getattr__`, with which all lookups are slower
+            if error.obj is out:
+                error.add_note(
+                    f"out is a mapping by field, {list(out.keys())}: out['x'][...] = …, or x, y = out for 0 and 1"
+                )
+            raise
         if returned is not None and not _is_of(returned, out):
             raise TypeError(
                 f"decode returned a value of type {type(returned).__name__}, and with fields= it writes into out: "
