@@ -21,7 +21,7 @@ import aiocuda.cluster
 import aiocuda.serving
 from aiocuda import Device, Kernel, Stream
 from aiocuda._base._module_names import MODULE_CURES
-from aiocuda._base._names import CURES
+from aiocuda._base._names import CURES as CORE_CURES
 from aiocuda._core._gather import Gathering
 from aiocuda.cluster import ClusterStatistics, ReplicaStatistics
 from aiocuda.cluster._cluster import Cluster, ReplicaHandle
@@ -29,6 +29,7 @@ from aiocuda.coordination._bracket import Bracket
 from aiocuda.coordination._node import Node
 from aiocuda.data import Batch as LoadedBatch
 from aiocuda.data import DataLoader, LoaderAdvice, Shuffle, SyncArray, SyncBatch, SyncBatches, TensorBatch
+from aiocuda.data._names import LOADER_CURES
 from aiocuda.data._tensor_batch import FieldMapping
 from aiocuda.device.graphs._graph import Capture
 from aiocuda.memory._allocator import DeviceMemory
@@ -176,6 +177,8 @@ async def test_another_attribute_error_of_the_function_is_left_alone(at: At) -> 
 
 
 # -- names --------------------------------------------------------------------------------------------------------
+
+CURES = {**CORE_CURES, **LOADER_CURES}
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls

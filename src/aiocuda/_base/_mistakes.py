@@ -52,12 +52,12 @@ class _Lacking:
         self.__get__(instance, type(instance))
 
 
-def lacks(cls: C) -> C:
-    """Decorate a class: access to one of the names that `CURES` has for it raises an AttributeError with the cure.
+def lacks(cls: C, cures: Mapping[str, str] | None = None) -> C:
+    """Decorate a class: access to one of the names of ``cures`` raises an AttributeError with the cure.
 
-    ``dir`` of an instance does not list the names.
+    Without ``cures``, they are those of `CURES` for the class. ``dir`` of an instance does not list the names.
     """
-    cures = CURES[cls.__name__]
+    cures = CURES[cls.__name__] if cures is None else cures
     for name, cure in cures.items():
         assert not hasattr(cls, name), name
         setattr(cls, name, _Lacking(name, cure))

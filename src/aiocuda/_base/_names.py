@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CURES"]
+__all__ = ["CURES", "each_name"]
 
 _AWAIT = "await it first, and use its result"
 _BLOCK = "`async with device.stream() as stream`: streams do the work, such as stream.copy(target, source)"
@@ -16,24 +16,12 @@ _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another l
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
 _PINNED = "device.pinned(shape, dtype) makes page-locked memory, and `async with device.pin(array)` locks an array"
 _STATISTICS = "{0}.statistics() has the figures"
-_TENSOR = "torch.from_dlpack(array) is a tensor of it, as each array with output='torch'; array.to_host() is NumPy's"
 _UNIFIED = "device.unified(shape, dtype) makes managed memory"
 
 _ARRAY = (
     "shape dtype size ndim T numpy cpu copy_to_host to_host item tolist tobytes astype reshape sum mean max min prod "
     "std var argmax argmin all any"
 )
-
-_LOADER = {
-    "set_epoch reset": "loader.epoch(1) has the batches of epoch 1; each loop over it is the next epoch",
-    "dataset sampler batch_size num_workers batch_sampler collate_fn drop_last executor fields prefetch shard shuffle "
-    "source workers": "the program has what it gave to the loader; len(loader) counts batches",
-    "num_batches": "len(loader) is the number of batches",
-    "stats metrics": _STATISTICS.format("loader"),
-    "bottleneck": "loader.advice() names it",
-    "state get_state": "loader.state_dict() returns the state",
-    "load_state set_state": "loader.load_state_dict(state)",
-}
 
 #: For each class and module: names that it lacks, separated by spaces, and what to use in their place.
 _CURES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -81,7 +69,6 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "alive running healthy dead": "each entry of replicas has its state, and cluster.healthy is for all",
         "restarts calls answered failed lost in_flight latency_p50_s latency_p99_s": "each entry of replicas has it",
     },
-    "DataLoader": {**_LOADER, "close shutdown stop": _CLOSE.format("loader")},
     "Device": {
         "synchronize synchronize_all sync": "`await device.drain()`; `await stream.synchronize()` for one stream",
         "create_stream get_stream acquire_stream Stream": "device.stream() makes a stream",
@@ -133,14 +120,6 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "put release_event return_event": "pool.release(event) ends the loan",
         "stats metrics": _STATISTICS.format("pool"),
     },
-    "FieldMapping": {
-        f"{_ARRAY} to cuda float half long permute view dim device pin_memory": "a batch is a mapping of arrays: "
-        "`for (x,) in loader` unpacks those with one field, and batch[field] is an array",
-        "x y data target targets image images label labels input inputs": "batch[field] is an array, by the name of "
-        "the field, or by its place: 0, 1, …",
-        "batch_size": "len(batch.indices) is the number of its samples",
-        "clone": "batch.keep() keeps it after the next request",
-    },
     "Gathering": {"cancel": "cancel the task that awaits it, or drop each result by operation.abandon()"},
     "Graph": {
         "replay run execute launch_async": "graph.launch(stream) runs it",
@@ -152,11 +131,6 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "launch run execute": f"{_LAUNCH} launches it",
         "parameters": "kernel.signature has them",
         "forall": f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
-    },
-    "LoaderAdvice": {
-        "num_workers": "it is called workers",
-        "prefetch_factor": "it is called prefetch",
-        "bottleneck reason reasons": "it is called why",
     },
     "ManagedContext": {
         "sync drain synchronize_all": "`await context.synchronize()` waits for all work",
@@ -215,7 +189,6 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "alive healthy": "its state is 'running' while it serves",
         "latency p50 p99": "latency_p50_s and latency_p99_s are times of calls",
     },
-    "Shuffle": {"set_epoch": "loader.epoch(1) has the batches of epoch 1; each loop over a loader is the next epoch"},
     "Slot": {
         "empty zeros": "slot.buffer(name, shape, dtype) is memory that stays with the slot, and "
         "slot.stream.empty(shape, dtype) is new memory",
@@ -281,19 +254,6 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "summary key_averages": "profiler.report() has the figures, and print(profiler.report()) shows them",
         "start": "`async with profiler` starts it",
     },
-    "SyncArray": {
-        "cpu cuda numpy float half long to permute view reshape size dim device item tolist get asnumpy copy_to_host "
-        "sum mean max min astype ndim numel T torch": _TENSOR,
-    },
-    "SyncBatch": {
-        "stream": "aiocuda's streams are for event loops; batch.used_on(stream) names one of another library"
-    },
-    "SyncBatches": {
-        **_LOADER,
-        "shutdown stop": "loader.close() closes it, as the end of `with` does",
-        "merge_state_dicts": "aiocuda.data.DataLoader.merge_state_dicts(states)",
-    },
-    "TensorBatch": {"stream": "its tensors are on the stream of PyTorch that was current when it was requested"},
     "Ticket": {
         "cancel": "its item goes on. Cancel the task that awaits it; to end all items, leave the pipeline's block",
         "get": "`await ticket` is its result",
@@ -321,7 +281,13 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
-#: For each class and module: names that it lacks, and what to use in their place.
-CURES: Final[Mapping[str, Mapping[str, str]]] = {
-    cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in _CURES.items()
-}
+
+def each_name(table: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Return a table with an entry for each name, of one whose keys have several."""
+    return {
+        cls: {name: cure for names, cure in cures.items() for name in names.split()} for cls, cures in table.items()
+    }
+
+
+#: For each class: names that it lacks, and what to use in their place. The loaders' package has a table of its own.
+CURES: Final[Mapping[str, Mapping[str, str]]] = each_name(_CURES)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from .._base._host_use import PROBED_AFTER
 from .._base._limits import BUSY, MUCH_GIL, HostLimit, HostWork, in_flight, ms
-from .._base._mistakes import lacks, refuses
+from .._base._mistakes import refuses
 from .._base._processor import processors_within_quota
 from ..errors import BusyError
+from ._names import lacks
 from ._options import MAX_PREFETCH, Executor
 
 if TYPE_CHECKING:

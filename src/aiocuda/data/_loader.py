@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from .._base._checks import check_integer
-from .._base._mistakes import keywords, lacks, or_none, refuses
+from .._base._mistakes import keywords, or_none, refuses
 from .._base._owner import Outcome, Owner
 from .._base._scope import Scope
 from .._base._shutdown import finish_shielded, unlimited
@@ -26,6 +26,7 @@ from ..lowlevel import resources_of
 from ._advice import LoaderAdvice, advise
 from ._batch import Batch, Delivery
 from ._epoch import EpochRun, LoadingBatch
+from ._names import lacks
 from ._options import Executor, LoaderOptions, OnError, shard_of
 from ._resources import LoaderResources
 from ._sharing import Payload

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._checks import check_integer
-from .._base._mistakes import keywords, lacks
+from .._base._mistakes import keywords
 from .._base._scope import Scope
 from .._base._user_code import add_note, call, failure_of
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ._names import lacks
 from ._sampler import SampledOrder
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeV
 
 import numpy.typing as npt
 
-from .._base._mistakes import keywords, lacks, or_none, refuses
+from .._base._mistakes import keywords, or_none, refuses
 from .._base._types import ProcessLocal, SourceLine
 from .._processes._main_guard import check_main_guard
 from ..device import Device, open_device
@@ -26,6 +26,7 @@ from ..memory import DeviceBuffer
 from ._advice import LoaderAdvice
 from ._batch import Batch, memory_of
 from ._loader import DataLoader, EpochBatches, loader_keywords
+from ._names import lacks
 from ._options import shard_of
 from ._sources import MapSource
 from ._statistics import DeviceBatchesStats, LoaderStats

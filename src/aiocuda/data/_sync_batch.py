@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._base._mistakes import lacks, refuses
+from .._base._mistakes import refuses
 from .._base._types import ProcessLocal
 from ..device import Device
 from ..errors import AiocudaError, BusyError, InvalidTypeError, StaleHandleError
@@ -17,6 +17,7 @@ from ..lowlevel import handle_of, queue_of, resources_of
 from ..memory import DeviceBuffer
 from ._batch import LATE, Batch, memory_of
 from ._fields import are_positional
+from ._names import lacks
 from ._tensor_batch import FieldMapping
 
 __all__ = ["HeldBatch", "SyncArray", "SyncBatch"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from .._base._mistakes import lacks, refuses
+from .._base._mistakes import refuses
 from ._fields import are_positional
+from ._names import lacks
 
 __all__ = ["FieldMapping", "TensorBatch"]
 
