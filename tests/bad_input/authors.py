@@ -255,7 +255,7 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
         InvalidTypeError,
         "array.astype(dtype) converts it",
     ),
-    "event.elapsed_ms()": (lambda at: at.event.elapsed_ms(), InvalidTypeError, "start.elapsed_ms(end), not with NoneT"),
+    "event.elapsed_ms()": (lambda at: at.event.elapsed_ms(), InvalidTypeError, "returns None, so keep the event"),
 }
 
 NO_AWAIT = "it can be used at once: leave the `await` out. Operations are awaited"

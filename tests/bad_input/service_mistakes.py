@@ -344,6 +344,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[BaseException], str]] = {
         AttributeError,
         "ReplicaHandle has no 'map': `await handle.call('method', …)`, and several by `await asyncio.gather(*calls)`",
     ),
+    "handle.call_all()": (lambda at: at.handle.call_all("run"), AttributeError, "each call goes to one replica"),
     "handle.remote()": (lambda at: at.handle.remote("run"), AttributeError, "has no 'remote': `await handle.call('met"),
     "handle.aclose()": (lambda at: at.handle.aclose(), AttributeError, "the cluster has aclose(), healthy and stati"),
 }

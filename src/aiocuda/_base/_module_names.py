@@ -14,6 +14,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
         "MemoryPool": "each device has one, device.memory; stream.empty(shape, dtype) makes buffers in it",
         "Program RawKernel RawModule SourceModule ElementwiseKernel jit kernel compile": "aiocuda.Kernel(name, "
         "source=…, host=function)",
+        "CudaError CUDAError": "aiocuda.AiocudaError is the base class of all errors; aiocuda.errors has the others",
         "Barrier": "it is called aiocuda.StreamBarrier",
         "CUDAGraph": "`async with stream.capture() as graph` records one",
         "Coordinator": "it is called aiocuda.AsyncCoordinator",

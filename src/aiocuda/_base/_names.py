@@ -61,6 +61,7 @@ _CURES: Final[Mapping[str, Mapping[str, str]]] = {
     "Capture": {"launch replay update close wait": "`async with stream.capture() as graph`, and the graph has it"},
     "Cluster": {
         "call submit map": _CALL,
+        "rolling_restart restart": "open a second cluster, send it the later calls, and close the first one",
         "replicas num_replicas": "cluster.statistics().replicas has one entry for each",
         "stats metrics": _STATISTICS.format("cluster"),
         "close shutdown": _CLOSE.format("cluster"),

@@ -307,6 +307,8 @@ class ReplicaHandle(ProcessLocal):
             cure = f": a method of the replicas runs by `await handle.call({name!r}, …)`"
             if name in ("map", "remote", "submit", "apply"):
                 cure = ": `await handle.call('method', …)`, and several by `await asyncio.gather(*calls)`"
+            elif name in ("call_all", "broadcast"):
+                cure = ": each call goes to one replica; open a cluster for each where all must get it"
             elif name in ("aclose", "close", "replicas", "statistics", "stats", "healthy"):
                 cure = ": the cluster has aclose(), healthy and statistics()"
             elif name.startswith("_"):

@@ -181,7 +181,8 @@ class Event(ProcessLocal):
         """
         if not isinstance(end, Event):
             raise InvalidTypeError(
-                f"the time ends with another aiocuda.Event, start.elapsed_ms(end), not with {type(end).__name__}"
+                f"the time ends with another aiocuda.Event, start.elapsed_ms(end), not with {type(end).__name__}; an "
+                "await of an event returns None, so keep the event"
             )
         if end._device_state is not self._device_state:
             raise WrongDeviceError(

@@ -75,7 +75,8 @@ def left_on(device: Device) -> list[str]:
     found = []
     unfinished = device.statistics().in_flight
     if unfinished:
-        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
+        cure = "await them, after a cancellation by `await device.drain()`, or abandon them"
+        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: {cure}")
     streams = resources_of(device).streams.open_names()
     if streams:
         found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")

@@ -109,7 +109,7 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> Probe:
         if hasattr(device, "healthy"):  # a cluster or a batcher
             cure = "its attribute healthy is for a route of your own"
         raise InvalidTypeError(f"ready takes an aiocuda.Device, not {type(device).__name__}: {cure}")
-    return Ready(device, check_timeout(timeout_s, "timeout_s"))
+    return Ready(device, check_timeout(timeout_s, "timeout_s of ready(device, timeout_s)"))
 
 
 class Ready(Probe):
