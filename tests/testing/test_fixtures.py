@@ -374,7 +374,7 @@ def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> N
 @pytest.mark.parametrize(
     ("test", "found"),
     [
-        ("operation", "1 unfinished operation: await them, after a cancellation by `await device.drain()`, or abandon"),
+        ("operation", "1 unfinished operation: await or abandon them; after a cancellation `await device.drain()`"),
         ("stream", "open streams (mine): use `async with device.stream() as stream`"),
         ("buffer", "4 bytes of device memory and 0 of pinned memory: free or drop those buffers"),
         ("pinned", "0 bytes of device memory and 4096 of pinned memory: free or drop those buffers"),

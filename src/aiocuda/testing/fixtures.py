@@ -75,7 +75,7 @@ def left_on(device: Device) -> list[str]:
     found = []
     unfinished = device.statistics().in_flight
     if unfinished:
-        cure = "await them, after a cancellation by `await device.drain()`, or abandon them"
+        cure = "await or abandon them; after a cancellation `await device.drain()`"
         found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: {cure}")
     streams = resources_of(device).streams.open_names()
     if streams:
