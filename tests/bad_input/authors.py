@@ -144,7 +144,7 @@ AUTHORS: dict[str, tuple[Callable[[At], object], type[Exception], str]] = {
     "ring.slot().buffer()": (
         lambda at: AIOCUDA.TripleBuffer().slot().buffer("x"),
         AttributeError,
-        "TripleBuffer.slot() has no 'buffer': it takes a slot for an `async with` block",
+        "ring.slot() has no 'buffer': it takes a slot for an `async with` block",
     ),
     "pool[0]": (lambda at: pooled(at, lambda pool: pool[0]), InvalidTypeError, "`async with pool.stream() as stream`"),
     "for stream in pool": (lambda at: pooled(at, list), InvalidTypeError, "`async with pool.stream() as stream`"),

@@ -237,7 +237,7 @@ MISTAKES: dict[str, tuple[Callable[[At], object], type[BaseException], str]] = {
     "open_device(memory_limit=)": (
         lambda at: OPEN(memory_limit=1),
         InvalidTypeError,
-        "the memory of a device has no limit of its own",
+        "LimitResource(upstream, nbytes)) limits the memory",
     ),
     "device.stream('mine')": (
         lambda at: at.device.stream("mine"),

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pickle
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,8 @@ async def test_what_is_right_is_taken(at: At) -> None:
     assert await submit(deadline_s=60.0) == 1
     assert await submit(deadline_s=float("inf")) == 1
     batcher(batch_wait_timeout_s=10.0)
-    assert asyncio.iscoroutinefunction(MicroBatcher.submit)
+    marked = asyncio.iscoroutinefunction if sys.version_info < (3, 14) else inspect.iscoroutinefunction
+    assert marked(MicroBatcher.submit)
     assert list(inspect.signature(Device).parameters)[:2] == ["driver", "index"]
     assert inspect.signature(aiocuda.Graph.launch).parameters["stream"].default is inspect.Parameter.empty
     assert loader(at, lambda sample, out: None, fields=FIELDS)

@@ -69,7 +69,8 @@ def lacks(cls: C, cures: Mapping[str, str] | None = None) -> C:
 def figures(cls: C) -> C:
     """Decorate a class of statistics: another attribute, and ``statistics[name]``, raise an error that lists its own.
 
-    `CURES` may have the cures of single names. The class gets a ``__getattr__``, because no hot path reads statistics.
+    The class gets a ``__getattr__``, because no hot path reads statistics. Python calls it also for the names of
+    `lacks`, so it has their cures.
     """
     own = [*cls.__annotations__, *(name for name, each in vars(cls).items() if isinstance(each, property))]
     cures = CURES.get(cls.__name__, {})

@@ -88,7 +88,7 @@ class Estimate:
         known = self.seconds
         if width > CALLBACK_SECONDS and not is_exact and least <= known <= most:
             return  # no task has waited, so the end may have been long before: nothing is learned
-        # What the sample says: its end if it is exact, else the time in the interval that is nearest to `known`.
+        # The duration of the sample: its end if it is exact, else the time in the interval that is nearest to `known`.
         nearest = most if is_exact or known > most else least if known < least else known
         off = nearest - known if nearest > known else known - nearest
         agrees = off <= REPEAT_SECONDS or off <= REPEAT_PART * known

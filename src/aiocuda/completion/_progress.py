@@ -1,6 +1,6 @@
 """Progress: the states of operations, marks in the order of a stream, and the work that a stream has left.
 
-Packages that follow or choose streams use it. A *marker* is an operation whose event stands for all earlier work.
+A *marker* is an operation whose event stands for all earlier work.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _operations_of(x: Any, loop: asyncio.AbstractEventLoop, streams: Streams) ->
     if isinstance(x, (list, tuple)):
         return [operation for each in x for operation in _operations_of(each, loop, streams)]
     own = getattr(type(x), "_awaited", None)
-    if own is not None:  # an event, a stream or a buffer of aiocuda: its class says what it stands for
+    if own is not None:  # an event, a stream or a buffer of aiocuda: its class returns the operations
         found: list[Any] = list(own(x))
     elif isinstance(x, Awaitable) and hasattr(x, "remove_done_callback") and hasattr(x, "wait"):
         found = [x]  # an operation, or a node, a ticket or a gathering

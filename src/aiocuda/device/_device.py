@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._base._arrays import as_dtype, as_shape
+from .._base._async_block import async_block
 from .._base._checks import check_integer, check_seconds, check_timeout, is_coroutine_function, is_function
 from .._base._log import log
 from .._base._mistakes import keywords, lacks, or_none, refuses
@@ -45,26 +46,6 @@ __all__ = ["Device"]
 T = TypeVar("T")
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
-
-
-_PIN = "is a block, because the array is unlocked at its end: `async with device.pin(array) as pinned`"
-
-
-@refuses(__await__=_PIN, __enter__=_PIN)
-class Pinning:
-    """What `Device.pin` returns."""
-
-    def __init__(self, block: contextlib.AbstractAsyncContextManager[PinnedBuffer]) -> None:
-        self._block = block
-
-    async def __aenter__(self) -> PinnedBuffer:
-        return await self._block.__aenter__()
-
-    async def __aexit__(self, *exc: Any) -> bool | None:  # noqa: PYI036 - passed on as it is
-        return await self._block.__aexit__(*exc)
-
-    def __repr__(self) -> str:
-        return "device.pin()"
 
 
 @lacks
@@ -224,9 +205,11 @@ class Device(Owner):
         is unfinished on any device of the driver. After that it does not wait any more, and logs ``no_idle_moment``.
         Work of other libraries is not seen. `pinned` memory stays locked until the device is closed.
         """
-        return Pinning(self._pinned_array(array))
+        return self._pinned_array(array)
 
-    @contextlib.asynccontextmanager
+    @async_block(
+        "device.pin()", "is a block, because the array is unlocked at its end: `async with device.pin(array) as pinned`"
+    )
     async def _pinned_array(self, array: npt.NDArray[Any]) -> AsyncIterator[PinnedBuffer]:
         if not isinstance(array, np.ndarray):
             raise InvalidTypeError(f"only a NumPy array can be pinned, not {type(array).__name__}")

@@ -324,7 +324,7 @@ def _checked(index: object) -> int:
     "open_device takes the index alone without a keyword: open_device(0, driver='host')",
     **dict.fromkeys(
         ("memory_limit", "memory", "memory_fraction", "pool_size"),
-        "the memory of a device has no limit of its own: device.memory.statistics() has what it holds",
+        "device.memory.use(lambda upstream: aiocuda.memory.LimitResource(upstream, nbytes)) limits the memory",
     ),
     **dict.fromkeys(("device", "device_id", "gpu"), "open_device(0) takes the index first, or index=0"),
 )

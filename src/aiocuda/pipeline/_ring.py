@@ -501,7 +501,7 @@ class TripleBuffer(Owner):
         else:
             self._free.append(slot)
 
-    @async_block("takes a slot for an `async with` block: `async with ring.slot(item) as slot`")
+    @async_block("ring.slot()", "takes a slot for an `async with` block: `async with ring.slot(item) as slot`")
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
         """Acquire a slot for the time of the block, and `release` it at the end, however the block is left.
 

@@ -151,7 +151,7 @@ class EventPool(ProcessLocal):
                 Wakes.of(asyncio.get_running_loop()).wake_all(waiting, _wake_turn)
         return any(self._waiting.values())
 
-    @async_block("lends an event for an `async with` block: `async with pool.borrow() as event`")
+    @async_block("pool.borrow()", "lends an event for an `async with` block: `async with pool.borrow() as event`")
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
         """Lend an event until the end of the ``async with`` block."""
         event = await self.acquire(timing)
