@@ -14,7 +14,6 @@ from .._base._tasks import start_task
 from .._base._types import SourceLine
 from .._base._user_code import LEAVES_LOOP, failure_of
 from ..errors import BusyError, ClosedError, DeviceFault, WorkerLostError
-from ..pipeline import call_on_error
 from ._job import BatchJob
 from ._resources import LoaderResources
 from ._sources import AsyncReader, BatchPlan, IndexFeed, Order, StreamReader, iterator_has_ended
@@ -351,7 +350,7 @@ class EpochRun:
                     return _too_many_fatal_samples(error)
             if callable(policy):
                 try:
-                    call_on_error(policy, error, batch.plan.indices[row])
+                    policy(error, batch.plan.indices[row])
                 except BaseException as raised:  # noqa: BLE001 - the consumer gets it
                     if raised is not error and raised.__context__ is None:
                         raised.__context__ = error  # as of an exception in an `except` block

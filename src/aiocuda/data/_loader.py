@@ -139,9 +139,9 @@ class DataLoader(Owner, Generic[BatchT]):
     on_error
         What happens if a sample fails: ``"raise"`` ends the epoch with its exception, which has a note with the index.
         ``"skip"`` leaves the sample out. A function is called as ``on_error(error, index)``, and the sample is left
-        out; it returns nothing, and may raise to end the epoch. An exception of an iterable source always ends the
-        epoch. A sample that has ended two worker processes has failed, too, with a `WorkerLostError`: it is left out,
-        but not more than 16 such samples of an epoch.
+        out; its result is ignored, and it may raise to end the epoch. An exception of an iterable source always ends
+        the epoch. A sample that has ended two worker processes has failed, too, with a `WorkerLostError`: it is left
+        out, but not more than 16 such samples of an epoch.
     timeout
         Seconds for a sample, more than 0; then it fails with a `TimeoutError`. A thread cannot be stopped: another one
         takes its place until the function returns, for at most ``workers`` samples. A process is killed, which counts

@@ -16,7 +16,6 @@ from ._slot import memory_of as memory_of
 from ._slot_memory import SlotMemory as SlotMemory
 from ._stage import OnError as OnError
 from ._stage import Stage
-from ._stage import call_on_error as call_on_error
 from ._stage import check_on_error as check_on_error
 from ._statistics import Bottleneck, PipelineStats
 from ._ticket import Ticket

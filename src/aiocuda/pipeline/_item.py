@@ -25,7 +25,7 @@ from ._failures import combine
 from ._replay import Replay, Replayed
 from ._result_copies import PLAIN, ResultCopies, own_array
 from ._slot import Slot, SlotState, StageSlot
-from ._stage import Stage, call_on_error, operations_of, results_of
+from ._stage import Stage, operations_of, results_of
 
 if TYPE_CHECKING:
     from ..device import Event
@@ -438,7 +438,7 @@ class PipelineItem:
             if stage.on_error == "raise" or not self._may_skip or not _is_skippable(failure):
                 raise failure  # noqa: B904 - it has its cause
             if callable(stage.on_error):
-                call_on_error(stage.on_error, failure, self.slot.item)
+                stage.on_error(failure, self.slot.item)
             end = queue_of(stream).end()
             self._operations[position] = () if end is None else (end,)  # what it has enqueued before it failed
             raise _SkipItem from failure

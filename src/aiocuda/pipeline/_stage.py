@@ -19,7 +19,7 @@ from ._slot import Slot
 __all__ = ["OnError", "Stage", "operations_of", "results_of"]
 
 #: What a run does with an item for which a stage raises: see `Stage`.
-OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, Any], None]
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, Any], object]
 
 
 @refuses(__call__="is not called: a pipeline calls its function, Pipeline(device, [stage, …])")
@@ -53,9 +53,9 @@ class Stage:
     on_error
         What a run does if a stage that awaits raises an `Exception`. ``"raise"`` ends the run with it. ``"skip"`` goes
         on without the item: no later stage gets it, and the run yields nothing for it. A function is called with the
-        exception and the slot's item, and then the item is skipped; if the function raises, the run ends with that. It
-        returns nothing: another result is a TypeError. `PipelineStats.skipped` counts these items. A `DeviceFault`
-        always ends the run. `Pipeline.execute_iteration` raises the exception in all cases.
+        exception and the slot's item, and then the item is skipped; if the function raises, the run ends with that. Its
+        result is ignored. `PipelineStats.skipped` counts these items. A `DeviceFault` always ends the run.
+        `Pipeline.execute_iteration` raises the exception in all cases.
 
     Attributes
     ----------
@@ -148,16 +148,6 @@ def check_on_error(on_error: OnError) -> OnError:
         except TypeError as error:
             raise InvalidTypeError(f"on_error is called with the exception and the item: {error}") from None
     return on_error
-
-
-def call_on_error(on_error: Callable[[Exception, Any], None], error: Exception, item: Any) -> None:
-    """Call a function of `check_on_error`. Raise a TypeError if it returns a value, for which there is no use."""
-    returned: object = on_error(error, item)  # type: ignore[func-returns-value]
-    if returned is not None:
-        raise TypeError(
-            f"on_error returned {returned!r:.60}, and it returns nothing: when it returns, the item is skipped; to end "
-            "with the exception, raise it"
-        ) from error
 
 
 def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable[[Slot], object] | None:
