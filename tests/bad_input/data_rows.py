@@ -146,7 +146,7 @@ CASES: list[Case] = [
             (HalfASource(), "len(source) of HalfASource has failed, and it is the number of samples, an integer"),
         )
     ),
-    Case(78, "no device", lambda *_: DataLoader("cuda:0", []), InvalidTypeError, "not 'cuda:0'"),  # type: ignore[call-overload]
+    Case(78, "no device", lambda *_: DataLoader("gpu:0", []), InvalidTypeError, "not 'gpu:0'"),  # type: ignore[call-overload]
     *(
         Case(
             78,

@@ -33,7 +33,8 @@ class LoaderReport:
         By loader: why it did not end.
     """
 
-    def __init__(self, path: Path | None, command: str, *, small: bool, driver: str) -> None:
+    def __init__(self, path: Path | None, command: str, *, small: bool, driver: str, before: str = "") -> None:
+        self._before = before
         self.errors: dict[str, str] = {}
         self._path = path
         self._small = small
@@ -73,7 +74,7 @@ class LoaderReport:
     def _bound(self, case: str, loader: str) -> tuple[str, float]:
         """Return the smallest bound of a loader, and its name."""
         limits = self._limits[case]
-        decode = "decode_process" if loader in ("aiocuda-process", "torch") else "decode_thread"
+        decode = "decode_process" if loader in ("aiocuda-process", "before-process", "torch") else "decode_thread"
         return min(((name, limits[name]) for name in ("step", "link", decode)), key=lambda each: each[1])
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -86,22 +87,23 @@ class LoaderReport:
 
     def _row(self, case: str, executor: str, lines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         line = lines[f"aiocuda-{executor}"]
-        name, bound = self._bound(case, f"aiocuda-{executor}")
+        bound_name, bound = self._bound(case, f"aiocuda-{executor}")
         figures = {key: line[key] for key in ("first_ms", "cores", "longest_turn_ms")}
         found = summarise(line["rates"], "higher")
         peers: dict[str, Any] = {}
         if "by_hand" in self._limits[case]:
             by_hand = min(self._limits[case]["by_hand"], self._limits[case]["step"])
             peers["by_hand"] = {"label": "by hand", "p50": by_hand, "n": 1, "times": found["p50"] / by_hand}
-        for loader, label in _LABELS.items():
+        for loader, label in {**_LABELS, f"before-{executor}": self._before}.items():
+            name = loader.removesuffix(f"-{executor}")
             if loader in lines:
                 peer = summarise(lines[loader]["rates"], "higher")
                 first = lines[loader]["first_ms"]
-                peers[loader] = {"label": label, **peer, "first_ms": first, "times": found["p50"] / peer["p50"]}
+                peers[name] = {"label": label, **peer, "first_ms": first, "times": found["p50"] / peer["p50"]}
                 figure = f"times_{loader.partition('-')[0]}"  # of SPDL, that beside its faster form
-                figures[figure] = min(peers[loader]["times"], figures.get(figure, math.inf))
-            elif loader in self.errors:
-                peers[loader] = {"label": label, "error": "did not end"}
+                figures[figure] = min(peers[name]["times"], figures.get(figure, math.inf))
+            elif name in self.errors:
+                peers[name] = {"label": label, "error": "did not end"}
         if "torch" in peers and "first_ms" in peers["torch"]:
             figures["first_of_torch"] = line["first_ms"] / peers["torch"]["first_ms"]
         row = {
@@ -111,7 +113,7 @@ class LoaderReport:
             "better": "higher",
             **found,
             "ratio": found["p50"] / bound,
-            "baseline": {"label": _BOUNDS[name], "p50": bound, "n": 1},
+            "baseline": {"label": _BOUNDS[bound_name], "p50": bound, "n": 1},
             "figures": figures,
             "bounds": self._limits[case],
             "peers": peers,
@@ -130,6 +132,8 @@ def _checks(case: str, executor: str, row: Mapping[str, Any]) -> list[dict[str, 
         wanted.append(("ratio", "at_least", 0.95))
     if "times_spdl" in row["figures"] and decoder == "memcpy" and size.endswith("MB"):
         wanted.append(("times_spdl", "at_least", 0.99))  # never slower; where the step is the bound, both have its rate
+    if "times_before" in row["figures"]:
+        wanted.append(("times_before", "at_least", 0.95))
     if executor == "thread" and "first_of_torch" in row["figures"]:
         wanted.append(("first_of_torch", "at_most", 0.5))
     if executor == "process" and case == "memcpy, 9.6 MB, step 0.2 ms":

@@ -18,6 +18,8 @@ SPDL.
 The rate is measured on the device: between the ends of two steps. A loop that runs ahead of the device would
 otherwise be charged for it.
 
+``--before FOLDER`` measures another checkout of aiocuda, too: our loaders of both run in turn, ``--rounds`` times.
+
 The bound of a case is the slowest of: the steps alone, the link (copies of one pinned batch), and the decoder in N
 threads or processes alone. *By hand* has decoders and link together, since they share the machine's memory: see
 `by_hand`.
@@ -32,6 +34,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -278,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--loader", action="append", default=[], choices=LOADERS)
     parser.add_argument("--small", action="store_true", help="tiny batches, to show that it works")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for one loader")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout to compare ours with; built, too")
+    parser.add_argument("--rounds", type=int, default=1, help="of each of our loaders")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -286,7 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .loader_report import LoaderReport  # worker processes import this module, and need no aiocuda
 
     report = LoaderReport(arguments.json, "python -m tests.benchmarks.loaders " + " ".join(argv or sys.argv[1:]),
-                          small=arguments.small, driver=arguments.driver)  # fmt: skip
+                          small=arguments.small, driver=arguments.driver,
+                          before=arguments.before.name if arguments.before else "")  # fmt: skip
     cases = chosen(arguments)
     alone = _run_child("link", arguments, report)
     if not alone:
@@ -309,24 +315,48 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.driver == "cuda" and all(map(importlib.util.find_spec, ("torch", library)))
         ):
             continue
-        for line in _run_child(loader, arguments, report):
+        for line in _run_in_turn(loader, arguments, report):
             print(report.add(line), flush=True)
     return 1 if report.errors else 0
 
 
-def _run_child(name: str, arguments: argparse.Namespace, report: LoaderReport) -> list[dict[str, Any]]:
+def _run_in_turn(loader: str, arguments: argparse.Namespace, report: LoaderReport) -> list[dict[str, Any]]:
+    """Return the lines of a loader, and those of the checkout to compare with, under the names ``before-…``."""
+    ours, executor = loader.startswith("aiocuda-"), loader.partition("-")[2]
+    sides: dict[str, Path | None] = {loader: None}
+    if ours and arguments.before is not None:
+        sides = {f"before-{executor}": arguments.before / "src", loader: None}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for number in range(arguments.rounds if ours else 1):
+        for side in sorted(sides, reverse=bool(number % 2)):
+            for line in _run_child(loader, arguments, report, sides[side]):
+                found.setdefault((side, line["case"]), []).append({**line, "loader": side})
+    lines = []
+    for rounds in found.values():
+        rates = [rate for line in rounds for rate in line["rates"]]
+        lines.append({**rounds[-1], "rates": rates, "first_ms": median(line["first_ms"] for line in rounds)})
+    return lines
+
+
+def _run_child(
+    name: str, arguments: argparse.Namespace, report: LoaderReport, package: Path | None = None
+) -> list[dict[str, Any]]:
+    path = [str(package.resolve())] if package else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "tests.benchmarks.loaders", "--child", name, "--driver", arguments.driver,
                "--seconds", str(arguments.seconds), *(["--small"] if arguments.small else [])]  # fmt: skip
     for part in arguments.only:
         command += ["--only", part]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=arguments.limit, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=arguments.limit, check=False, env=environment
+        )
         output, error, failed = ended.stdout, ended.stderr, ended.returncode != 0
     except subprocess.TimeoutExpired as late:
         output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
         error, failed = f"did not end within {arguments.limit} s", True
     if failed:
-        report.errors[name] = error[-2000:]
+        report.errors[name if package is None else "before"] = error[-2000:]
         print(f"{name}: {error[-1500:]}", flush=True)
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 

@@ -233,7 +233,10 @@ def loaders_table(folder: Path, cases: Mapping[str, str]) -> str:
     path = folder / "h200-loaders.json"
     report = _load(path)
     rows = {row["name"]: row for row in report["rows"]}
-    others = {name: peer["label"] for row in rows.values() for name, peer in row["peers"].items() if name != "by_hand"}
+    left_out = ("by_hand", "before")
+    others = {
+        name: peer["label"] for row in rows.values() for name, peer in row["peers"].items() if name not in left_out
+    }
     columns = ["batches, and the time of a step", *others.values(), "threads", "processes", "limit"]
     lines = [_cells(*columns), "|---" * len(columns) + "|"]
     for case, title in cases.items():

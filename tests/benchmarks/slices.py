@@ -19,6 +19,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda.data import DataLoader
+from aiocuda.serving import MicroBatcher
 
 from .figures import Better
 from .kernels import empty, nanoseconds, spin
@@ -193,6 +194,43 @@ async def _loader_threads(device: aiocuda.Device) -> AsyncIterator[Work]:
     yield lambda seconds: _each(epoch, seconds)
 
 
+@asynccontextmanager
+async def _batcher_rows(device: aiocuda.Device) -> AsyncIterator[Work]:
+    """64 tasks, each with one request at a time; the model is an upload and a download of the batch."""
+
+    async def infer(batch: Any) -> Any:
+        rows = await batch.stream.upload(np.stack(batch.items))
+        found = await batch.stream.download(rows)
+        rows.free()
+        return list(found)
+
+    row = np.zeros(64, np.float32)
+    async with MicroBatcher(infer, max_batch_size=32, batch_wait_timeout_s=0.001, device=device) as batcher:
+
+        async def client(stop: float) -> int:
+            done = 0
+            while perf_counter() < stop or not done:
+                await batcher.submit(row)
+                done += 1
+            return done
+
+        async def work(seconds: float) -> float:
+            start = perf_counter()
+            done = await asyncio.gather(*[client(start + seconds) for _ in range(64)])
+            return sum(done) / (perf_counter() - start)
+
+        yield work
+
+
+@asynccontextmanager
+async def _all_reduce(device: aiocuda.Device) -> AsyncIterator[Work]:
+    async with open_streams(device, 1) as (stream,), aiocuda.AsyncCoordinator(device) as coordinator:
+        buffers = [stream.empty(_FEW_BYTES // 4) for _ in range(3)]
+        for buffer in buffers:
+            await stream.fill(buffer, 1)
+        yield lambda seconds: _each(lambda: coordinator.all_reduce(buffers), seconds)
+
+
 async def _each(turn: Callable[[], Awaitable[object]], seconds: float) -> float:
     """Take turns for so many seconds; return the median µs of one."""
     took, stop = list[float](), perf_counter() + seconds
@@ -221,4 +259,6 @@ SLICES: dict[str, Slice] = {
     "empty_free_200": Slice("µs", "lower", _empty_free),
     "pinned_1mb": Slice("µs", "lower", _pinned),
     "loader_threads": Slice("µs", "lower", _loader_threads),
+    "batcher_64": Slice("requests/s", "higher", _batcher_rows),
+    "all_reduce_1mb": Slice("µs", "lower", _all_reduce),
 }

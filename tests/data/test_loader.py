@@ -30,6 +30,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.data import Batch, DataLoader, Shuffle, _upload
+from aiocuda.data._resources import LEAST_SECONDS
 from aiocuda.data._typed import LoaderKeywords
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
@@ -360,6 +361,9 @@ async def test_so_many_samples_are_decoded_at_once_also_in_one_batch(device: Dev
     meeting = threading.Barrier(4)
 
     def meets(sample: Any, out: Any) -> None:
+        end = time.thread_time() + 2 * LEAST_SECONDS  # a thread takes several of quicker samples
+        while time.thread_time() < end:
+            pass
         meeting.wait(PATIENCE)  # it breaks, and raises, if not four come
         write(sample, out)
 

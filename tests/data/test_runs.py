@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import aiocuda
+from aiocuda._base._thread_times import ThreadTimes
 from aiocuda.data import DataLoader
 from aiocuda.data._fields import SampleDecoder
 from aiocuda.data._job import BatchJob, RowQueue
@@ -55,7 +56,7 @@ def test_a_job_may_be_added_while_a_worker_counts_the_rows_that_wait() -> None:
     plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
     for _ in range(2):
         queue.put(Counted(plan, HostSlot(0, None, None), lambda job: None))
-    queue.note_seconds(MOST / 4, 1)
+    queue.note_times(of(MOST / 4), 1)
     taken = queue.take()
     assert taken is not None
     assert len(taken[1]) == 4
@@ -66,6 +67,27 @@ def runs(rows: RowQueue) -> list[int]:
     while (taken := rows.take()) is not None:
         found.append(len(taken[1]))
     return found
+
+
+def of(seconds: float, cpu: float | None = None) -> ThreadTimes:
+    """Return the times of a thread that computes, or waits for a part of the time."""
+    return ThreadTimes(seconds, seconds if cpu is None else cpu)
+
+
+@pytest.mark.parametrize(
+    ("each", "cpu", "wanted"),
+    [
+        (1e-3, 1e-3, [25, 25, 14]),  # 25 need the least time on a processor
+        (4e-3, 1e-3, [25, 25, 14]),  # no more than four times as long in all
+        (10e-3, 1e-3, [16, 12, 10, 10, 10, 6]),  # it waits for a disk: the parts of four workers, or 100 ms
+        (50e-3, 50e-3, [16, 12, 9, 6, 5, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_run_of_quick_rows_takes_the_least_time(each: float, cpu: float, wanted: list[int]) -> None:
+    rows = RowQueue(4, MOST, 25e-3)
+    rows.note_times(of(each, cpu), 1)
+    rows.put(job())
+    assert runs(rows) == wanted
 
 
 @pytest.mark.parametrize(
@@ -81,7 +103,7 @@ def runs(rows: RowQueue) -> list[int]:
 def test_runs_are_shares_of_the_rows_that_are_left(each: float, jobs: int, wanted: list[int]) -> None:
     rows = RowQueue(2, MOST)
     if each:
-        rows.note_seconds(each, 1)
+        rows.note_times(of(each), 1)
     for _ in range(jobs):
         rows.put(job())
     assert runs(rows) == wanted
@@ -99,7 +121,7 @@ def test_rows_after_a_slow_one_are_put_back() -> None:
         seen.append(sample)
         return -sample
 
-    rows.note_seconds(1e-6, 1)
+    rows.note_times(of(1e-6), 1)
     rows.put(one)
     taken = rows.take()
     assert taken is not None
@@ -124,7 +146,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_not_decoded_on() -> None:
         if sample == 2:
             one.cancel()
 
-    rows.note_seconds(1e-6, 1)
+    rows.note_times(of(1e-6), 1)
     rows.put(one)
     taken = rows.take()
     assert taken is not None

@@ -216,14 +216,18 @@ class RowQueue:
         and all workers end together.
     most_seconds
         Of quick rows, a worker takes so many that they need about this time. 0 is one row.
+    least_seconds
+        A worker takes more than its part, if that needs less than this time on a processor: each run is also work for
+        the loop. Not if it would need more than four times as long in all, as rows do that wait for a disk.
     """
 
-    def __init__(self, at_once: int, most_seconds: float) -> None:
+    def __init__(self, at_once: int, most_seconds: float, least_seconds: float = 0.0) -> None:
         self._at_once = at_once
         self.most_seconds = most_seconds
+        self._least_seconds = least_seconds
         self._jobs: deque[BatchJob] = deque()
         self._lock = threading.Lock()
-        self._row_seconds = 0.0  # about; 0 before the first one
+        self._row_seconds = self._row_cpu = 0.0  # about: of a row, and that on a processor; 0 before the first one
 
     def put(self, job: BatchJob) -> None:
         """Add a job."""
@@ -253,10 +257,13 @@ class RowQueue:
         if not each:
             return 1
         waiting = sum(job.left for job in copied(self._jobs))  # the loop adds jobs meanwhile
-        return max(1, min(waiting // self._at_once, int(self.most_seconds / each)))
+        least = min(self._least_seconds / self._row_cpu, 4 * self._least_seconds / each) if self._row_cpu else 1
+        return max(1, min(max(waiting // self._at_once, int(least)), int(self.most_seconds / each)))
 
-    def note_seconds(self, seconds: float, rows: int) -> None:
-        """Learn how long a row takes."""
-        each, known = seconds / rows, self._row_seconds
-        is_new = not known or seconds > 2 * self.most_seconds  # the next runs would take too long, too
-        self._row_seconds = each if is_new else 0.8 * known + 0.2 * each
+    def note_times(self, times: ThreadTimes, rows: int) -> None:
+        """Learn how long a row takes, from the times of some."""
+        each, known = times.seconds / rows, self._row_seconds
+        is_new = not known or times.seconds > 2 * self.most_seconds  # the next runs would take too long, too
+        kept = 0.0 if is_new else 0.8
+        self._row_seconds = kept * known + (1 - kept) * each
+        self._row_cpu = kept * self._row_cpu + (1 - kept) * times.cpu / rows

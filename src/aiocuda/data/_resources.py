@@ -32,6 +32,9 @@ __all__ = ["LoaderResources"]
 #: counts little, and so do the lock of the queue and the clocks. A thread puts rows back that would take longer.
 TAKE_SECONDS = {"process": 1e-3, "thread": 4e-3}
 
+#: Seconds of quick rows that a worker takes at least, since each run is also work for the loop.
+LEAST_SECONDS = 0.25e-3
+
 
 class LoaderResources:
     """The threads, processes, streams and memory of an open loader. Made by `open`.
@@ -72,7 +75,9 @@ class LoaderResources:
         self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
         self._closing = contextlib.AsyncExitStack()
         self._pins: list[contextlib.AbstractAsyncContextManager[PinnedBuffer]] = []  # of the shared slots
-        self._rows = RowQueue(self.at_once, 0.0 if options.timeout is not None else TAKE_SECONDS[options.executor])
+        self._rows = RowQueue(
+            self.at_once, 0.0 if options.timeout is not None else TAKE_SECONDS[options.executor], LEAST_SECONDS
+        )
         jobs = self._reactor.jobs
         decoder = ThreadDecoder(
             options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now

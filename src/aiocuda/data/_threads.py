@@ -59,7 +59,7 @@ class ThreadDecoder:
         times = self._clock().minus(began)
         end = rows.index(row) + 1
         done, others = rows[:end], rows[end:]
-        self._rows.note_seconds(times.seconds - (0.0 if is_late else times.queued), len(done))
+        self._rows.note_times(times if is_late else times._replace(seconds=times.seconds - times.queued), len(done))
         if others:
             self._rows.put_back(job, others)  # before the report, which says whether rows are left
         return job.report(done, results, errors, times), bool(others) and job.is_wanted
