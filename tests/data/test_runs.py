@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda._base._thread_times import ThreadTimes
 from aiocuda.data import DataLoader
 from aiocuda.data._fields import SampleDecoder
 from aiocuda.data._job import BatchJob, RowQueue
@@ -56,7 +55,7 @@ def test_a_job_may_be_added_while_a_worker_counts_the_rows_that_wait() -> None:
     plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
     for _ in range(2):
         queue.put(Counted(plan, HostSlot(0, None, None), lambda job: None))
-    queue.note_times(of(MOST / 4), 1)
+    queue.note_times(MOST / 4, MOST / 4, 1)
     taken = queue.take()
     assert taken is not None
     assert len(taken[1]) == 4
@@ -67,11 +66,6 @@ def runs(rows: RowQueue) -> list[int]:
     while (taken := rows.take()) is not None:
         found.append(len(taken[1]))
     return found
-
-
-def of(seconds: float, cpu: float | None = None) -> ThreadTimes:
-    """Return the times of a thread that computes, or waits for a part of the time."""
-    return ThreadTimes(seconds, seconds if cpu is None else cpu)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,7 @@ def of(seconds: float, cpu: float | None = None) -> ThreadTimes:
 )
 def test_a_run_of_quick_rows_takes_the_least_time(each: float, cpu: float, wanted: list[int]) -> None:
     rows = RowQueue(4, MOST, 25e-3)
-    rows.note_times(of(each, cpu), 1)
+    rows.note_times(each, cpu, 1)
     rows.put(job())
     assert runs(rows) == wanted
 
@@ -103,7 +97,7 @@ def test_a_run_of_quick_rows_takes_the_least_time(each: float, cpu: float, wante
 def test_runs_are_shares_of_the_rows_that_are_left(each: float, jobs: int, wanted: list[int]) -> None:
     rows = RowQueue(2, MOST)
     if each:
-        rows.note_times(of(each), 1)
+        rows.note_times(each, each, 1)
     for _ in range(jobs):
         rows.put(job())
     assert runs(rows) == wanted
@@ -121,7 +115,7 @@ def test_rows_after_a_slow_one_are_put_back() -> None:
         seen.append(sample)
         return -sample
 
-    rows.note_times(of(1e-6), 1)
+    rows.note_times(1e-6, 1e-6, 1)
     rows.put(one)
     taken = rows.take()
     assert taken is not None
@@ -146,7 +140,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_not_decoded_on() -> None:
         if sample == 2:
             one.cancel()
 
-    rows.note_times(of(1e-6), 1)
+    rows.note_times(1e-6, 1e-6, 1)
     rows.put(one)
     taken = rows.take()
     assert taken is not None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import operator
 import os
 import sys
 import threading
@@ -30,11 +29,11 @@ class ThreadTimes(NamedTuple):
 
     def plus(self, other: ThreadTimes) -> ThreadTimes:
         """Return the sums."""
-        return ThreadTimes(*map(operator.add, self, other))
+        return ThreadTimes(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
     def minus(self, other: ThreadTimes) -> ThreadTimes:
         """Return the differences: the times since the others were read."""
-        return ThreadTimes(*map(operator.sub, self, other))
+        return ThreadTimes(self[0] - other[0], self[1] - other[1], self[2] - other[2])
 
 
 class Schedstat:

@@ -254,16 +254,17 @@ class RowQueue:
 
     def _most(self) -> int:
         each = self._row_seconds
-        if not each:
+        most = int(self.most_seconds / each) if each else 1
+        if most <= 1:
             return 1
-        waiting = sum(job.left for job in copied(self._jobs))  # the loop adds jobs meanwhile
         least = min(self._least_seconds / self._row_cpu, 4 * self._least_seconds / each) if self._row_cpu else 1
-        return max(1, min(max(waiting // self._at_once, int(least)), int(self.most_seconds / each)))
+        waiting = sum([job.left for job in copied(self._jobs)])  # the loop adds jobs meanwhile
+        return max(1, min(max(waiting // self._at_once, int(least)), most))
 
-    def note_times(self, times: ThreadTimes, rows: int) -> None:
-        """Learn how long a row takes, from the times of some."""
-        each, known = times.seconds / rows, self._row_seconds
-        is_new = not known or times.seconds > 2 * self.most_seconds  # the next runs would take too long, too
+    def note_times(self, seconds: float, cpu: float, rows: int) -> None:
+        """Learn how long a row takes, and how long on a processor, from the times of some."""
+        known = self._row_seconds
+        is_new = not known or seconds > 2 * self.most_seconds  # the next runs would take too long, too
         kept = 0.0 if is_new else 0.8
-        self._row_seconds = kept * known + (1 - kept) * each
-        self._row_cpu = kept * self._row_cpu + (1 - kept) * times.cpu / rows
+        self._row_seconds = kept * known + (1 - kept) * seconds / rows
+        self._row_cpu = kept * self._row_cpu + (1 - kept) * cpu / rows

@@ -317,7 +317,7 @@ class ProcessDecoders:
             how = f"has ended with exit code {place.exit_code} {at}"
             self._fail(place, _no_restart_left(how, index, place.exit_code))
             return
-        self._rows.note_times(reply.times, len(rows))
+        self._rows.note_times(reply.times.seconds, reply.times.cpu, len(rows))
         self._next(place)  # first: the process has work while this one goes on
         if reply.failures or reply.results:
             self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, reply.times))

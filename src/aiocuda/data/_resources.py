@@ -82,9 +82,7 @@ class LoaderResources:
         decoder = ThreadDecoder(
             options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now
         )
-        self._threads = LoaderThreads(
-            jobs, "aiocuda-loader", self.at_once, None if payload else self._rows, decoder.decode
-        )
+        self._threads = LoaderThreads(jobs, "aiocuda-loader", self.at_once, None if payload else self._rows, decoder)
         self.decode: Callable[[BatchJob], object] = self._threads.decode
         self._reader = self._threads
         if options.kind == "iterable" and options.workers:

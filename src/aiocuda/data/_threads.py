@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._base._thread_times import thread_clock
+from .._base._thread_times import ThreadTimes, thread_clock
 from .._base._user_code import failure_of
 from ..lowlevel import Jobs
 from ._fields import SampleDecoder
@@ -30,11 +30,19 @@ class ThreadDecoder:
         self._rows = rows
         self._now = now
         self._clock = thread_clock(now)
+        self._own = threading.local()  # `ended`: the times at the end of the last run of a thread that goes on
         self._decoding: dict[int, tuple[BatchJob, int]] = {}  # the row of each thread
 
     def running(self) -> dict[tuple[BatchJob, int], int]:
         """Return the index of each sample that is being decoded now, by its job and row."""
         return {at: at[0].plan.indices[at[1]] for at in list(self._decoding.values())}
+
+    def pause(self) -> None:
+        """End a series of runs of this thread: its next run begins when it is decoded, not at the end of the last one.
+
+        In a series, the clocks are read once for each run. With quick samples, they take the most of its time.
+        """
+        self._own.__dict__.clear()
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> tuple[bool, bool]:
         """Decode rows of a batch and report them. **May block.**
@@ -44,7 +52,8 @@ class ThreadDecoder:
         """
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        began, thread = self._clock(), threading.get_ident()
+        began: ThreadTimes = self._own.__dict__.get("ended") or self._clock()
+        thread = threading.get_ident()
         latest = began.seconds + 2 * self._rows.most_seconds
         is_late = False
         for row in rows:
@@ -56,10 +65,11 @@ class ThreadDecoder:
             if is_late or not job.is_wanted:
                 break
         del self._decoding[thread]
-        times = self._clock().minus(began)
+        self._own.ended = ended = self._clock()
+        times = ended.minus(began)
         end = rows.index(row) + 1
         done, others = rows[:end], rows[end:]
-        self._rows.note_times(times if is_late else times._replace(seconds=times.seconds - times.queued), len(done))
+        self._rows.note_times(times.seconds - (0.0 if is_late else times.queued), times.cpu, len(done))
         if others:
             self._rows.put_back(job, others)  # before the report, which says whether rows are left
         return job.report(done, results, errors, times), bool(others) and job.is_wanted
@@ -89,8 +99,8 @@ class LoaderThreads:
     jobs, name
     threads
         How many may be at work.
-    rows, decode
-        The rows that they decode, and the function for it. None if they only make calls.
+    rows, decoder
+        The rows that they decode, and what decodes them. None if they only make calls.
     """
 
     def __init__(
@@ -99,10 +109,10 @@ class LoaderThreads:
         name: str,
         threads: int,
         rows: RowQueue | None = None,
-        decode: Callable[[BatchJob, Sequence[int]], tuple[bool, bool]] | None = None,
+        decoder: ThreadDecoder | None = None,
     ) -> None:
         self._rows = rows
-        self._decode_rows = decode
+        self._decoder = decoder
         self._least = self._limit = threads
         self._lock = threading.Lock()
         self._active = 0  # threads that were woken and have not found the queues empty since
@@ -199,13 +209,15 @@ class LoaderThreads:
             if call is None and rows is None:
                 self._active -= 1
                 is_last = self._idle is not None
+        if rows is None and self._decoder is not None:
+            self._decoder.pause()
         if call is not None:
             call.run()
             self._tell(call)
         elif rows is not None:
-            assert self._decode_rows is not None
+            assert self._decoder is not None
             job = rows[0]
-            ended, puts_back = self._decode_rows(*rows)
+            ended, puts_back = self._decoder.decode(*rows)
             if puts_back:
                 self._wake(job.left)
             if ended:
