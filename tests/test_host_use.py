@@ -18,7 +18,8 @@ import pytest
 from aiocuda._base import _host_use, _thread_times
 from aiocuda._base._host_use import HostLoad, HostUse
 from aiocuda._base._processor import processors_within_quota, throttled_periods
-from aiocuda._base._thread_times import ThreadTimes, thread_clock, thread_times
+from aiocuda._base._run_clock import READ_SECONDS, RunClock
+from aiocuda._base._thread_times import ThreadTimes, thread_times
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import block_until, in_a_child, in_thread
 
@@ -47,6 +48,45 @@ def test_thread_beside_a_program_on_its_processor_is_queued() -> None:
     spent = thread_times().minus(began)
     assert spent.cpu > 0
     assert spent.cpu + spent.queued <= spent.seconds + 0.01
+
+
+def test_runs_of_a_series_begin_where_the_last_one_ends() -> None:
+    now = 1.0
+    clock = RunClock(lambda: now)  # virtual time
+    assert clock.begin() == 1.0
+    now = 2.0
+    assert clock.end() == ThreadTimes(1.0, 1.0, 0.0)
+    now = 3.0
+    assert clock.begin() == 2.0
+    now = 4.0
+    assert clock.end() == ThreadTimes(2.0, 2.0, 0.0)
+    clock.pause()
+    now = 9.0
+    assert clock.begin() == 9.0
+
+
+def test_runs_are_queued_for_what_the_file_adds_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read after the first run, and again 20 ms later: what it adds is of all runs since then."""
+    queued, reads = [0.0], [0]
+
+    def read(_: object) -> float:
+        reads[0] += 1
+        return queued[0]
+
+    monkeypatch.setattr(_thread_times.Schedstat, "queued", read)
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)  # it never has a processor
+    clock, ends = RunClock(time.monotonic), []
+    clock.begin()
+    ends.append(clock.end())
+    assert reads == [2]
+    began = time.monotonic()
+    queued[0] = 100.0  # most of it in a pause
+    while reads == [2]:
+        ends.append(clock.end())
+    assert time.monotonic() - began >= READ_SECONDS
+    assert ends[-1].queued == pytest.approx(sum(end.seconds for end in ends[1:]))
+    assert {end.queued for end in ends[:-1]} == {0.0}
+    assert clock.queued_share == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -85,8 +125,6 @@ def test_system_without_the_file_counts_no_queues_and_probes_no_gil(monkeypatch:
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())
-    assert thread_clock(time.monotonic) is thread_times
-    assert thread_clock(lambda: 1.0)() == ThreadTimes(1.0, 1.0, 0.0)  # virtual time
 
 
 def test_times_of_several_measurements_add_up_until_they_are_reset() -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Schedstat", "ThreadTimes", "pread", "thread_clock", "thread_times"]
+__all__ = ["Schedstat", "ThreadTimes", "own_schedstat", "pread", "thread_times"]
 
 # In a call that releases the GIL, a thread beside others in Python code loses it for 5 ms. This one takes 2 µs.
 pread: Callable[..., int] = ctypes.PyDLL(None).pread if sys.platform == "linux" else lambda *_: -1
@@ -72,13 +72,13 @@ if hasattr(os, "register_at_fork"):
 
 def thread_times() -> ThreadTimes:
     """Return the times of the calling thread."""
+    return ThreadTimes(time.monotonic(), time.thread_time(), own_schedstat().queued())
+
+
+def own_schedstat() -> Schedstat:
+    """Return the file of the calling thread, which is open until the thread ends."""
     try:
-        schedstat: Schedstat = _own.schedstat
+        found: Schedstat = _own.schedstat
     except AttributeError:
-        schedstat = _own.schedstat = Schedstat()
-    return ThreadTimes(time.monotonic(), time.thread_time(), schedstat.queued())
-
-
-def thread_clock(now: Callable[[], float]) -> Callable[[], ThreadTimes]:
-    """Return the clock of the calling thread's times. In virtual time, each thread is always on a processor."""
-    return thread_times if now is time.monotonic else lambda: ThreadTimes(*(now(),) * 2)
+        found = _own.schedstat = Schedstat()
+    return found

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._base._thread_times import ThreadTimes, thread_clock
+from .._base._run_clock import RunClock
 from .._base._user_code import failure_of
 from ..lowlevel import Jobs
 from ._fields import SampleDecoder
@@ -29,8 +29,7 @@ class ThreadDecoder:
         self._has_fields = has_fields
         self._rows = rows
         self._now = now
-        self._clock = thread_clock(now)
-        self._own = threading.local()  # `ended`: the times at the end of the last run of a thread that goes on
+        self._of_thread = threading.local()  # the `RunClock` of each thread
         self._decoding: dict[int, tuple[BatchJob, int]] = {}  # the row of each thread
 
     def running(self) -> dict[tuple[BatchJob, int], int]:
@@ -38,11 +37,15 @@ class ThreadDecoder:
         return {at: at[0].plan.indices[at[1]] for at in list(self._decoding.values())}
 
     def pause(self) -> None:
-        """End a series of runs of this thread: its next run begins when it is decoded, not at the end of the last one.
+        """Note that this thread does not decode: its next run does not begin at the end of the last one."""
+        self._clock().pause()
 
-        In a series, the clocks are read once for each run. With quick samples, they take the most of its time.
-        """
-        self._own.__dict__.clear()
+    def _clock(self) -> RunClock:
+        try:
+            clock: RunClock = self._of_thread.run_clock
+        except AttributeError:
+            clock = self._of_thread.run_clock = RunClock(self._now)
+        return clock
 
     def decode(self, job: BatchJob, rows: Sequence[int]) -> tuple[bool, bool]:
         """Decode rows of a batch and report them. **May block.**
@@ -52,9 +55,8 @@ class ThreadDecoder:
         """
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        began: ThreadTimes = self._own.__dict__.get("ended") or self._clock()
-        thread = threading.get_ident()
-        latest = began.seconds + 2 * self._rows.most_seconds
+        clock, thread = self._clock(), threading.get_ident()
+        latest = clock.begin() + 2 * self._rows.most_seconds
         is_late = False
         for row in rows:
             self._decoding[thread] = job, row
@@ -65,11 +67,11 @@ class ThreadDecoder:
             if is_late or not job.is_wanted:
                 break
         del self._decoding[thread]
-        self._own.ended = ended = self._clock()
-        times = ended.minus(began)
+        times = clock.end()
         end = rows.index(row) + 1
         done, others = rows[:end], rows[end:]
-        self._rows.note_times(times.seconds - (0.0 if is_late else times.queued), times.cpu, len(done))
+        queued = 0.0 if is_late else clock.queued_share * max(0.0, times.seconds - times.cpu)
+        self._rows.note_times(times.seconds - queued, times.cpu, len(done))
         if others:
             self._rows.put_back(job, others)  # before the report, which says whether rows are left
         return job.report(done, results, errors, times), bool(others) and job.is_wanted
