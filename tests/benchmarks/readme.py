@@ -55,6 +55,8 @@ SECTIONS = {
     "h100": "With the compiled core, on an H100",
     "h200-freeze": "A service with and without frozen objects",
     "h200-loaders": "Loading data",
+    "h200-training": "A training step behind a loader",
+    "h200-workloads": "Iterative workloads in both modes",
     "h200-serving": "Requests in batches, with PyTorch",
     "h200-services": "Requests one by one, with PyTorch",
     "host-serving": "A service under load",

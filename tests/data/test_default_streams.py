@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.core.test_over_libcuda import fake, library
 from tests.data.samples import FIELDS, write
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.methods import IMPORTED
+from tests.helpers import PATIENCE, block_until
 
 __all__ = ["fake", "library"]  # fixtures
 
@@ -29,8 +31,8 @@ def driver(fake: Fake) -> CudaDriver:
     return CudaDriver(fake.path)
 
 
-def loader(driver: CudaDriver, index: int = 0) -> SyncBatches:
-    return sync_loader(range(6), driver=driver, index=index, fields=FIELDS, decode=write)
+def loader(driver: CudaDriver, index: int = 0, decode: Callable[[Any, Any], None] = write) -> SyncBatches:
+    return sync_loader(range(6), driver=driver, index=index, fields=FIELDS, decode=decode)
 
 
 @pytest.mark.asyncio
@@ -82,14 +84,24 @@ def test_batches_of_two_devices_are_given_back(driver: CudaDriver, both: list[An
 
 @pytest.mark.parametrize("code", [CAPTURE_IMPLICIT, NOT_FOUND])
 def test_a_batch_whose_streams_cannot_be_read_is_given_back_later(driver: CudaDriver, fake: Fake, code: int) -> None:
-    with loader(driver) as loaded:
+    go = threading.Event()
+
+    def waits(sample: int, out: Any) -> None:
+        if sample == 2:
+            assert go.wait(PATIENCE)
+        write(sample, out)
+
+    with loader(driver, decode=waits) as loaded:
         batches = iter(loaded)
         next(batches).used_on(IMPORTED).used_on(1)
+        block_until(lambda: len(fake.calls("cuMemcpyHtoDAsync")) == 4)  # of two fields of two batches
+        loaded.statistics()  # by the loop of the loader, when it has recorded the event of that copy
         fake.answer("cuEventRecord", code, times=1)
         imported = driver.statistics()["imported"]
         next(batches)
         assert not fake.calls("cuStreamWaitEvent")
         assert driver.statistics()["imported"] == imported
+        go.set()
         for _ in batches:  # the next request gives it back, and the loop frees its memory a little later
             if fake.calls("cuStreamWaitEvent"):
                 break

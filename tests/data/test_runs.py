@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from aiocuda.data._fields import SampleDecoder
 from aiocuda.data._job import BatchJob, RowQueue
 from aiocuda.data._resources import TAKE_SECONDS
 from aiocuda.data._sources import BatchPlan
-from aiocuda.data._threads import ThreadDecoder
+from aiocuda.data._thread_limit import WINDOW
+from aiocuda.data._threads import LoaderThreads, ThreadDecoder
 from aiocuda.data._upload import HostSlot
+from aiocuda.lowlevel import resources_of
 from tests.helpers import PATIENCE, quickly
 
 SIZE, MOST = 64, 1.0
@@ -172,3 +175,61 @@ async def test_threads_share_the_samples_that_became_slow() -> None:
                 batch = await quickly(anext(batches))
                 found = await batch.stream.download(batch["x"])
                 assert found.tolist() == list(range(number * SIZE, (number + 1) * SIZE))
+
+
+class AloneAtFirst:
+    """Four threads of a loader, of which one decodes the samples of a batch at first: a trial has begun."""
+
+    def __init__(self, device: aiocuda.Device, decode: Callable[[int], object]) -> None:
+        self.clock, rows = Clock(), RowQueue(4, 0.0)
+        decoder = ThreadDecoder(SampleDecoder(None, decode), False, rows, self.clock, 4)
+        self.limit = decoder.limit
+        self.limit.is_one = self.limit._is_trial = True
+        self.limit._before, self.limit._began = 1e9, self.clock.time  # samples per second of all threads
+        self.threads = LoaderThreads(resources_of(device).open_reactor().jobs, "test", 4, rows, decoder)
+        self.ended = asyncio.Event()
+        numbers = tuple(range(SIZE))
+        plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
+        self.job = BatchJob(plan, HostSlot(0, None, None), lambda job: self.ended.set())
+        self.threads.decode(self.job)
+        assert self.threads._active == 1
+
+    async def end(self) -> None:
+        await quickly(self.ended.wait())
+        assert not self.limit.is_one
+        assert self.job.errors == {}
+        self.threads.close()
+
+
+@pytest.mark.asyncio
+async def test_one_thread_decodes_alone_until_all_are_better() -> None:
+    """A call is made meanwhile, by another thread."""
+    go, meeting = threading.Event(), threading.Barrier(4)
+
+    def decode(sample: int) -> None:
+        if sample == 0:
+            assert go.wait(PATIENCE)
+        elif sample <= 4:
+            meeting.wait(PATIENCE)  # it breaks, and raises, if not four come
+
+    async with aiocuda.open_device(driver="host") as device:
+        alone, called = AloneAtFirst(device, decode), asyncio.Event()
+        alone.threads.start(lambda: None, lambda result, error: called.set())
+        await quickly(called.wait())
+        alone.clock.time = 2 * WINDOW  # the trial has ended
+        go.set()
+        await alone.end()
+
+
+@pytest.mark.asyncio
+async def test_sample_that_blocks_the_only_thread_does_not_stop_the_others() -> None:
+    others = threading.Semaphore(0)
+
+    def decode(sample: int) -> None:
+        if sample:
+            others.release()
+        else:
+            assert all(others.acquire(timeout=PATIENCE) for _ in range(SIZE - 1))
+
+    async with aiocuda.open_device(driver="host") as device:
+        await AloneAtFirst(device, decode).end()

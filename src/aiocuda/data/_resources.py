@@ -80,9 +80,11 @@ class LoaderResources:
         )
         jobs = self._reactor.jobs
         decoder = ThreadDecoder(
-            options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now
-        )
-        self._threads = LoaderThreads(jobs, "aiocuda-loader", self.at_once, None if payload else self._rows, decoder)
+            options.decoder(checks=device.checker is not None), options.layout is not None, self._rows, self.now,
+            1 if options.timeout is not None else self.at_once,
+        )  # fmt: skip
+        of_threads = (None, None) if payload else (self._rows, decoder)
+        self._threads = LoaderThreads(jobs, "aiocuda-loader", self.at_once, *of_threads)
         self.decode: Callable[[BatchJob], object] = self._threads.decode
         self._reader = self._threads
         if options.kind == "iterable" and options.workers:

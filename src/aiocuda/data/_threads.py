@@ -14,17 +14,27 @@ from .._base._user_code import failure_of
 from ..lowlevel import Jobs
 from ._fields import SampleDecoder
 from ._job import BatchJob, RowQueue
+from ._thread_limit import ThreadLimit
 
 __all__ = ["LoaderThreads", "ThreadDecoder", "ignore"]
 
 #: Seconds of one iteration of the loop for what threads have done.
 MOST_SECONDS = 1e-3
 
+#: Seconds after which a thread that decodes alone has not returned from a quick sample, as it should have.
+STUCK_SECONDS = 0.02
+
 
 class ThreadDecoder:
-    """Decodes samples on the thread that calls it, straight into page-locked memory if there are fields."""
+    """Decodes samples on the thread that calls it, straight into page-locked memory if there are fields.
 
-    def __init__(self, decoder: SampleDecoder, has_fields: bool, rows: RowQueue, now: Callable[[], float]) -> None:
+    ``threads`` is the number of threads that may call it, and ``limit`` finds whether one is better.
+    """
+
+    def __init__(
+        self, decoder: SampleDecoder, has_fields: bool, rows: RowQueue, now: Callable[[], float], threads: int = 1
+    ) -> None:
+        self.limit = ThreadLimit(threads)
         self._decoder = decoder
         self._has_fields = has_fields
         self._rows = rows
@@ -36,9 +46,11 @@ class ThreadDecoder:
         """Return the index of each sample that is being decoded now, by its job and row."""
         return {at: at[0].plan.indices[at[1]] for at in list(self._decoding.values())}
 
-    def pause(self) -> None:
-        """Note that this thread does not decode: its next run does not begin at the end of the last one."""
+    def pause(self, *, is_idle: bool) -> None:
+        """Note that this thread does not go on to decode: it makes a call, or there is nothing to do for it."""
         self._clock().pause()
+        if is_idle:
+            self.limit.idle()
 
     def _clock(self) -> RunClock:
         try:
@@ -47,11 +59,11 @@ class ThreadDecoder:
             clock = self._of_thread.run_clock = RunClock(self._now)
         return clock
 
-    def decode(self, job: BatchJob, rows: Sequence[int]) -> tuple[bool, bool]:
-        """Decode rows of a batch and report them. **May block.**
+    def decode(self, job: BatchJob, rows: Sequence[int], threads: int = 1) -> tuple[bool, bool]:
+        """Decode rows of a batch and report them, with so many threads that decode now. **May block.**
 
         Rows after one that takes much longer than those before are put back, as those of a batch that is not wanted any
-        more. Return the result of `BatchJob.report`, and whether other threads may take rows that were put back.
+        more. Return the result of `BatchJob.report`, and whether other threads may take rows that they did not get.
         """
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
@@ -72,9 +84,11 @@ class ThreadDecoder:
         done, others = rows[:end], rows[end:]
         queued = 0.0 if is_late else clock.queued_share * max(0.0, times.seconds - times.cpu)
         self._rows.note_times(times.seconds - queued, times.cpu, len(done))
+        wakes = self.limit.note(threads, times.seconds, times.cpu, len(done), clock.begin())
         if others:
             self._rows.put_back(job, others)  # before the report, which says whether rows are left
-        return job.report(done, results, errors, times), bool(others) and job.is_wanted
+            wakes = wakes or job.is_wanted
+        return job.report(done, results, errors, times), wakes
 
     def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
         # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.
@@ -118,12 +132,14 @@ class LoaderThreads:
         self._least = self._limit = threads
         self._lock = threading.Lock()
         self._active = 0  # threads that were woken and have not found the queues empty since
+        self._calling = 0  # of them, those that make a call
         self._stuck = 0  # of them, those that decode samples whose time has expired
         self._calls: deque[_Call] = deque()
         self._ended: deque[BatchJob | _Call] = deque()  # what the loop has not heard of
         self._notified = False
         self._device_error: BaseException | None = None  # the device was closed: the loop hears of nothing any more
         self._unfinished: dict[BatchJob | _Call, None] = {}
+        self._watch: asyncio.TimerHandle | None = None  # set while one thread decodes alone
         self._idle: asyncio.Future[None] | None = None  # set while `settle` waits
         self._threads, self._forget = jobs.worker_threads(
             threads, name, self._step, heard=self._heard, closed=self._device_closed, is_busy=lambda: not self._is_idle
@@ -148,6 +164,7 @@ class LoaderThreads:
         self._unfinished[job] = None
         self._rows.put(job)
         self._wake(job.size)
+        self._watch_the_only_one()
 
     def set_stuck(self, stuck: int) -> None:
         """Have other threads in place of those whose samples have expired. They do not count as busy."""
@@ -161,6 +178,8 @@ class LoaderThreads:
     def _wake(self, most: int) -> None:
         with self._lock:
             count = min(most, self._limit - self._active)
+            if self._is_one and not self._calls:
+                count = min(count, 1 - self._decoders)
             if count <= 0:
                 return
             self._active += count
@@ -174,8 +193,32 @@ class LoaderThreads:
                 with self._lock:
                     self._active -= count - woken
 
+    @property
+    def _is_one(self) -> bool:
+        return self._decoder is not None and self._decoder.limit.is_one
+
+    @property
+    def _decoders(self) -> int:
+        """About the number of threads that decode: without those that make calls, or were woken for them."""
+        return self._active - self._calling - len(self._calls)
+
+    def _watch_the_only_one(self) -> None:
+        if self._is_one and self._watch is None and self._unfinished:
+            assert self._decoder is not None
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(STUCK_SECONDS, self._check_the_only_one, self._decoder.limit.runs)
+
+    def _check_the_only_one(self, runs: int) -> None:
+        """Let all threads decode if the only one, which decodes alone, has ended no run meanwhile."""
+        self._watch = None
+        if self._is_one and self._decoder is not None and runs == self._decoder.limit.runs and self._decoders:
+            self._decoder.limit.end()
+            self._wake(self._limit)
+        self._watch_the_only_one()
+
     def _heard(self) -> None:
         self._notified = False
+        self._watch_the_only_one()
         until = time.monotonic() + MOST_SECONDS
         try:
             while self._ended and time.monotonic() < until:
@@ -206,22 +249,27 @@ class LoaderThreads:
             if self._active <= self._limit:
                 if self._calls:
                     call = self._calls.popleft()
-                elif self._rows is not None:
-                    rows = self._rows.take()
+                    self._calling += 1
+                elif self._rows is not None and (self._decoders <= 1 or not self._is_one):
+                    threads, rows = self._decoders, self._rows.take()
             if call is None and rows is None:
                 self._active -= 1
                 is_last = self._idle is not None
         if rows is None and self._decoder is not None:
-            self._decoder.pause()
+            self._decoder.pause(is_idle=call is None and not self._is_one)
         if call is not None:
             call.run()
+            with self._lock:
+                self._calling -= 1
             self._tell(call)
         elif rows is not None:
             assert self._decoder is not None
             job = rows[0]
-            ended, puts_back = self._decoder.decode(*rows)
-            if puts_back:
-                self._wake(job.left)
+            ended, wakes = self._decoder.decode(*rows, threads)
+            if wakes:
+                self._wake(self._limit)
+            elif self._is_one and self._watch is None:
+                self._notify()  # the loop watches this thread
             if ended:
                 self._tell(job)
         else:
@@ -263,6 +311,8 @@ class LoaderThreads:
 
     def close(self) -> None:
         """End the threads when their functions return."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._threads.close()
         self._forget()
 
