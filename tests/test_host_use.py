@@ -87,6 +87,10 @@ def test_runs_are_queued_for_what_the_file_adds_without_pauses(monkeypatch: pyte
     assert ends[-1].queued == pytest.approx(sum(end.seconds for end in ends[1:]))
     assert {end.queued for end in ends[:-1]} == {0.0}
     assert clock.queued_share == 1.0
+    queued[0], reads[0] = 0.0, 0  # other code has closed the file
+    while not reads[0]:
+        found = clock.end()
+    assert (found.queued, clock.queued_share) == (0.0, 0.0)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

@@ -17,7 +17,7 @@ from aiocuda.data._fields import SampleDecoder
 from aiocuda.data._job import BatchJob, RowQueue
 from aiocuda.data._resources import TAKE_SECONDS
 from aiocuda.data._sources import BatchPlan
-from aiocuda.data._thread_limit import WINDOW
+from aiocuda.data._thread_limit import WINDOW, ThreadLimit
 from aiocuda.data._threads import LoaderThreads, ThreadDecoder
 from aiocuda.data._upload import HostSlot
 from aiocuda.lowlevel import resources_of
@@ -233,3 +233,37 @@ async def test_sample_that_blocks_the_only_thread_does_not_stop_the_others() -> 
 
     async with aiocuda.open_device(driver="host") as device:
         await AloneAtFirst(device, decode).end()
+
+
+@pytest.mark.asyncio
+async def test_thread_that_stays_the_only_one_in_a_long_sample_is_watched() -> None:
+    """The run that makes it the only one is late, and puts samples back."""
+    clock, rows, others, go = Clock(), RowQueue(2, MOST), threading.Semaphore(0), threading.Event()
+
+    class OneFromNow(ThreadLimit):
+        def note(self, *_: object) -> bool:
+            self.is_one = not others._value
+            return False
+
+    def decode(sample: int) -> None:
+        if sample == 0:
+            assert all(others.acquire(timeout=PATIENCE) for _ in range(33, SIZE))
+        elif sample == 32:
+            assert go.wait(PATIENCE)
+            clock.time += 2 * MOST + 0.1
+        elif sample > 32:
+            others.release()
+
+    async with aiocuda.open_device(driver="host") as device:
+        decoder = ThreadDecoder(SampleDecoder(None, decode), False, rows, clock, 2)
+        decoder.limit = OneFromNow(2)
+        threads = LoaderThreads(resources_of(device).open_reactor().jobs, "test", 2, rows, decoder)
+        ended, numbers = asyncio.Event(), tuple(range(SIZE))
+        rows.note_times(1e-6, 1e-6, 1)
+        plan = BatchPlan(0, numbers, list(numbers), 0, SIZE, 0, numbers)
+        one = BatchJob(plan, HostSlot(0, None, None), lambda job: ended.set())
+        threads.decode(one)
+        go.set()
+        await quickly(ended.wait())
+        assert one.errors == {}
+        threads.close()

@@ -21,6 +21,7 @@ class Rates:
 
     def __init__(self, limit: ThreadLimit, of_all: float, of_one: float, cpu: float = 20e-6) -> None:
         self.limit = limit
+        self.slower = 1.0  #: times as long for a sample, but as many samples: the consumer needs no more
         self.of_all, self.of_one = of_all, of_one
         self.cpu = cpu
         self.time = 0.0
@@ -35,7 +36,7 @@ class Rates:
             rows = rate * RUN
             if is_idle:
                 self.limit.idle()
-            more = self.limit.note(threads, threads * RUN, self.cpu * rows, rows, self.time)  # type: ignore[arg-type]
+            more = self.limit.note(threads, threads * RUN * self.slower, self.cpu * rows, rows, self.time)  # type: ignore[arg-type]
             assert more == (before and not self.limit.is_one)
             if before != self.limit.is_one:
                 yield self.time, self.limit.is_one
@@ -92,6 +93,17 @@ def test_window_in_which_the_consumer_took_nothing_does_not_count() -> None:
     rates.time += 10.0  # in the trial
     assert list(rates.run(5.0, is_idle=True)) == []
     assert rates.limit.is_one
+
+
+def test_all_threads_decode_samples_that_have_become_slow() -> None:
+    """Also if the thread has pauses: the consumer may take more batches at any time."""
+    rates = Rates(ThreadLimit(THREADS), of_all=1_000, of_one=1_000)
+    rates.slower = 0.1
+    assert [is_one for _, is_one in rates.run(1.0, is_idle=True)] == [True]
+    rates.slower = 0.35  # 0.35 ms: they are quick still
+    assert list(rates.run(1.0, is_idle=True)) == []
+    rates.slower = 0.6
+    assert [is_one for _, is_one in rates.run(2 * WINDOW, is_idle=True)] == [False]
 
 
 def test_one_thread_that_does_not_return_ends_the_trials_for_long() -> None:

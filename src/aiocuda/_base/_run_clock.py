@@ -56,7 +56,7 @@ class RunClock:
     def _read(self) -> float:
         assert self._schedstat is not None
         before, self._queued = self._queued, self._schedstat.queued()
-        queued = min(self._queued - before, self._waited)  # without that in pauses
+        queued = max(0.0, min(self._queued - before, self._waited))  # without that in pauses
         self.queued_share = queued / self._waited if queued else 0.0
         self._waited, self._next = 0.0, time.monotonic() + READ_SECONDS
         return queued

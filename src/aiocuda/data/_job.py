@@ -253,11 +253,11 @@ class RowQueue:
             return None
 
     def _most(self) -> int:
-        each = self._row_seconds
+        each, cpu = self._row_seconds, self._row_cpu
         most = int(self.most_seconds / each) if each else 1
         if most <= 1:
             return 1
-        least = min(self._least_seconds / self._row_cpu, 4 * self._least_seconds / each) if self._row_cpu else 1
+        least = min(self._least_seconds / cpu, 4 * self._least_seconds / each) if cpu else 1
         waiting = sum([job.left for job in copied(self._jobs)])  # the loop adds jobs meanwhile
         return max(1, min(max(waiting // self._at_once, int(least)), most))
 

@@ -206,12 +206,12 @@ class LoaderThreads:
         if self._is_one and self._watch is None and self._unfinished:
             assert self._decoder is not None
             loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(STUCK_SECONDS, self._check_the_only_one, self._decoder.limit.runs)
+            self._watch = loop.call_later(STUCK_SECONDS, self._check_the_only_one, self._decoder.running())
 
-    def _check_the_only_one(self, runs: int) -> None:
-        """Let all threads decode if the only one, which decodes alone, has ended no run meanwhile."""
+    def _check_the_only_one(self, before: dict[tuple[BatchJob, int], int]) -> None:
+        """Let all threads decode if one is still in a sample of ``before``, as `ThreadDecoder.running` returns them."""
         self._watch = None
-        if self._is_one and self._decoder is not None and runs == self._decoder.limit.runs and self._decoders:
+        if self._is_one and self._decoder is not None and before.keys() & self._decoder.running().keys():
             self._decoder.limit.end()
             self._wake(self._limit)
         self._watch_the_only_one()
@@ -246,17 +246,19 @@ class LoaderThreads:
         """Make a call or decode some rows. Return False if there is nothing to do."""
         with self._lock:
             call = rows = None
+            is_idle = False
             if self._active <= self._limit:
                 if self._calls:
                     call = self._calls.popleft()
                     self._calling += 1
                 elif self._rows is not None and (self._decoders <= 1 or not self._is_one):
                     threads, rows = self._decoders, self._rows.take()
+                    is_idle = rows is None
             if call is None and rows is None:
                 self._active -= 1
                 is_last = self._idle is not None
         if rows is None and self._decoder is not None:
-            self._decoder.pause(is_idle=call is None and not self._is_one)
+            self._decoder.pause(is_idle=is_idle)
         if call is not None:
             call.run()
             with self._lock:
@@ -266,12 +268,12 @@ class LoaderThreads:
             assert self._decoder is not None
             job = rows[0]
             ended, wakes = self._decoder.decode(*rows, threads)
-            if wakes:
-                self._wake(self._limit)
-            elif self._is_one and self._watch is None:
-                self._notify()  # the loop watches this thread
             if ended:
                 self._tell(job)
+            if wakes:
+                self._wake(self._limit)
+            if self._is_one and self._watch is None:
+                self._notify()  # the loop watches the only one
         else:
             if is_last:
                 self._notify()
