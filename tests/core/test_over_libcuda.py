@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, DeviceOutOfMemory, Kernel, SkippedError, UnsupportedError
+from aiocuda import (
+    Device,
+    DeviceFault,
+    DeviceOutOfMemory,
+    InvalidArgumentError,
+    Kernel,
+    SkippedError,
+    UnsupportedError,
+)
 from aiocuda._core import stream_operation
 from aiocuda._core._form import form
 from aiocuda.completion._wait_rule import CompletionPolicy
@@ -463,3 +471,28 @@ async def test_free_threaded_python_is_refused_with_cuda_and_not_without(
         await quickly(aiocuda.open_device(driver=CudaDriver(fake.path)))
     async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
         assert (await quickly(stream.download(await stream.upload(np.arange(4))))).tolist() == [0, 1, 2, 3]
+
+
+async def test_float_that_its_parameter_cannot_hold_is_refused_by_each_launch(fake: Fake) -> None:
+    fake.parameters((0, 8), (8, 4), (12, 4))
+    async with opened(fake) as device:
+        stream = device.stream()
+        buffer = stream.empty(4, np.float32)
+        for _ in range(3):
+            await stream.launch(SCALE, 1, 1, buffer, float("inf"), 0)
+            with pytest.raises(InvalidArgumentError, match="1e\\+300"):
+                stream.launch(SCALE, 1, 1, buffer, 1e300, 0)
+
+
+async def test_fault_where_the_first_callback_of_a_gathering_begins_the_wait_calls_it(fake: Fake) -> None:
+    fake.answer("cuEventQuery", NOT_READY)
+    async with opened(fake, policy="efficient") as device:
+        streams = [device.stream() for _ in range(2)]
+        gathering = aiocuda.gather(*[stream.launch(EMPTY, 1, 1) for stream in streams])
+        fake.answer("cuStreamWaitEvent", ILLEGAL_ADDRESS)  # of the side stream of a notifier
+        called = asyncio.Event()
+        gathering.add_done_callback(lambda _: called.set())
+        await quickly(called.wait())
+        assert isinstance(gathering.exception(), DeviceFault)
+        for stream in streams:
+            await stream.aclose()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import struct
 from collections.abc import Callable
 from contextvars import copy_context
@@ -64,17 +65,19 @@ def add_to_word(address: int, count: int) -> None:
 
 
 def write_value(letter: int, address: int, value: object) -> bool:
-    """Write a kernel's argument to its address, and return True. Return False, and write nothing, if it does not fit.
+    """Write a kernel's argument to its address, and return True; or return False, and write nothing.
 
-    Such a value, for example a NumPy scalar, is left to the driver, which converts it. ``letter`` is the character code
-    of the parameter's type: a letter of `struct`, as in `aiocuda.driver.protocol.Program.format`.
+    That is for values which the driver converts or refuses: of another type, as a NumPy scalar, an int for a float
+    parameter and the reverse, or out of the parameter's range. ``letter`` is the character code of the parameter's
+    type: a letter of `struct`, as in `aiocuda.driver.protocol.Program.format`.
     """
-    # A float for a parameter that is an integer is such a value, too.
-    if type(value) not in (int, float) or (type(value) is float and chr(letter) not in "fd"):
+    if type(value) is not (float if chr(letter) in "fd" else int):
         return False
     try:
         data = struct.pack("@" + chr(letter), value)
     except struct.error:
+        return False
+    if chr(letter) == "f" and math.isinf(struct.unpack("@f", data)[0]) and math.isfinite(value):
         return False
     ctypes.memmove(address, data, len(data))
     return True

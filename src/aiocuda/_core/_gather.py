@@ -126,7 +126,7 @@ class Gathering(Awaitable[T]):
     def add_done_callback(self, fn: Callable[[Gathering[Any]], object], *, context: Context | None = None) -> None:
         """Call ``fn(gathering)`` on the loop when the gathering has finished; in the next turn if it already has.
 
-        The first callback makes the countdown, which calls all of them.
+        The first call makes the countdown, which calls all callbacks.
         """
         check_callback(fn, context)
         if context is None:
@@ -136,15 +136,17 @@ class Gathering(Awaitable[T]):
         if self._has_finished():
             get_running_loop().call_soon(fn, self, context=context)
             return
-        callbacks = self._callbacks
-        if callbacks is None:
+        callback, callbacks = Callback(fn, context), self._callbacks
+        if callbacks is not None:
+            callbacks.add(callback)
+        else:
             waiting = [operation for operation in self._operations if operation.status < DONE]
             callbacks = self._callbacks = _Callbacks(self._call_callbacks)
+            callbacks.add(callback)  # before `attend`, which may find a fault: that ends the countdown
             self._countdown = Countdown(callbacks, len(waiting), not self._return_exceptions)  # type: ignore[arg-type]
             self._wait_by(self._countdown, waiting)
             for operation in waiting:
                 operation.queue.attend()
-        callbacks.add(Callback(fn, context))
 
     def remove_done_callback(self, fn: Callable[[Gathering[Any]], object]) -> int:
         """Remove a callback. Return how many times it was registered."""
@@ -157,7 +159,7 @@ class Gathering(Awaitable[T]):
         return removed
 
     def _call_callbacks(self) -> None:
-        """Schedule the callbacks, at most 256 per turn of the loop: the countdown has ended, and so the gathering."""
+        """Schedule the callbacks, through `Wakes`, which limits them per turn. The countdown calls this at its end."""
         callbacks, self._callbacks = self._callbacks, None
         self._leave(self._countdown, self._operations)  # after a failure, others are unfinished
         if callbacks is not None:

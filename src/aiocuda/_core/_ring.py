@@ -237,11 +237,13 @@ class Ring:
             self.rare.refuse_unusable()  # returns if the stream is only shared, and not captured
 
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
-        """Return (stream, operation): another stream that uses memory freed now has to wait for the operation.
+        """Return what other streams have to wait for before they use memory that is freed in this stream now.
 
-        It is the last operation; None if there is none. A device-side wait may be newer: the caller does not use the
-        pair if another stream uses the memory. Return None for it if a new event is needed: other libraries may have
-        enqueued, or the operation has no event, or a result, which would live as long as the freed memory.
+        It is the pair of this stream and its last operation; the operation is None if none is unfinished. If the free
+        itself has made this stream wait for uses in others, that wait is newer, and the caller discards the pair.
+
+        Return None in place of the pair if only a new event can tell: other libraries may have enqueued here, or the
+        last operation has no event, or it has a result, which the pair would keep as long as the freed memory.
         """
         pending = self.pending
         if self.obstacles & SHARED:
@@ -533,12 +535,15 @@ class Ring:
             self._after_resolving(estimate, operation, operation, 1, now)
 
     def _resolve_up_to(self, operation: StreamOperation[Any]) -> None:
-        """Do what `resolve_to` does for any operations, as many as may still be resolved in this turn of the loop."""
+        """Resolve an operation that is known to be done, and all before it, without a query.
+
+        This is the general case of `resolve_to`. It resolves as many as this turn of the loop still allows.
+        """
         turn = self.reactor_hot.turn
         known = self._count_to(operation)
-        most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)
+        most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)  # awaits of single ones have another limit
         if most <= 0 or self._resolving:
-            return  # the reactor resolves them later
+            return  # the reactor resolves them later; or a pass that calls this does
         self.awaiting = operation
         try:
             resolved = self._resolve(known, most)

@@ -307,12 +307,16 @@ class _Probe:
         seconds = self._last_enqueued_at - self._first
         if self._elsewhere or seconds <= 0.0 or not self.has_trips:
             return
-        for trips, give in ((self._same_stream, _advise_chain), (self._other_stream, _advise_streams)):
+        for trips, give in (
+            (self._same_stream, _advise_within_streams),
+            (self._other_stream, _advise_between_streams),
+        ):
             if trips.count >= LEAST_TRIPS and trips.idle >= LEAST_IDLE * seconds:
                 self._reactor.guard(give, trips, trips.idle / seconds)
 
 
-def _advise_chain(trips: _Trips, idle: float) -> None:
+def _advise_within_streams(trips: _Trips, idle: float) -> None:
+    """Warn of round trips within streams. ``idle``: the share of the time for which the device had no work."""
     advise(
         "round trips",
         trips.most_common_line(),
@@ -322,7 +326,8 @@ def _advise_chain(trips: _Trips, idle: float) -> None:
     )
 
 
-def _advise_streams(trips: _Trips, idle: float) -> None:
+def _advise_between_streams(trips: _Trips, idle: float) -> None:
+    """Warn of round trips from one stream to another. ``idle``: as above."""
     advise(
         "host waits",
         trips.most_common_line(),

@@ -377,7 +377,7 @@ class EventWatch:
                     self._plan(key)
 
     def look(self, wait: EventWait) -> None:
-        """End a wait if its work is done."""
+        """Query a wait: end it if its work is done, or by an error if the driver refuses the query or has faulted."""
         if wait.status < DONE:
             with self._queries() as refusal:
                 self._end_if_done(wait, refusal)

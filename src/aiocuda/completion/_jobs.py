@@ -164,7 +164,10 @@ class Jobs:
         )
 
     def report_unawaited(self, result: object, error: BaseException | None) -> None:
-        """Pass the failure of a job without a waiter to the loop's exception handler."""
+        """Pass a failure to the loop's exception handler: the ``finish`` of a job without a waiter.
+
+        After a fault or a close, failures are expected, and reported elsewhere.
+        """
         if error is not None and self._driver.fault is None and not self.closed:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "aiocuda: work that nobody waits for failed", "exception": error}
@@ -184,9 +187,10 @@ class Jobs:
                 raise error  # KeyboardInterrupt or SystemExit of the work ends the loop, too
 
     def close(self) -> list[Callable[[], object]]:
-        """Accept no more jobs. Return functions that pass a `ClosedError` on, to be called on the loop if it is open.
+        """Accept no more jobs. Return functions to be called on the loop if it is open.
 
-        Jobs that threads have begun continue, and hold the objects that they need.
+        Each tells the waiter of a job, or the user of a crew of worker threads, that the device was closed, with a
+        `ClosedError` of its own. Jobs that threads have begun run to their end; nobody gets their results.
         """
         self.closed = True
         waiting, self._waiting = self._waiting, {}

@@ -179,13 +179,16 @@ class Reports:
         self.gone(operation, awaited)
 
     def gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
-        """Notify the listeners of an operation that nothing watches any more; ``awaited`` as in `faulted`."""
+        """Notify the listeners of the end of an operation that is never resolved: it is faulted, or its queue is gone.
+
+        ``awaited``: it had waiters.
+        """
         queue = self._queue()
         listeners = queue.device_hot.listeners
         if listeners is not None and listeners.resolve:
             before, queue.awaiting = queue.awaiting, operation if awaited else None  # for `Operation.is_awaited`
             try:
-                self._call_resolve(listeners.resolve, operation, 0, 0)
+                self._call_resolve(listeners.resolve, operation, 0, 0)  # no events, so no times
             finally:
                 queue.awaiting = before
 

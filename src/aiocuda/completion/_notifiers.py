@@ -189,7 +189,10 @@ class NotifierPool:
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> NotifierPool:
-        """Return the pool of a closed loop, or a new one. ``wake`` is that of `Notify.open_port`."""
+        """Return a pool for a new loop: one that a closed loop has given back, since ports stay, or a new one.
+
+        ``wake`` is called, from any thread, when a tag comes, if the port has no descriptor.
+        """
         idle = _idle_pools(driver).get(device)
         notifier_pool = idle.pop() if idle else cls(driver, device)
         notifier_pool._wake = wake
@@ -214,7 +217,10 @@ class NotifierPool:
 
     @staticmethod
     def dismiss(driver: Driver) -> None:
-        """Close the idle pools of a driver that is being closed: its ports go to other users."""
+        """Close the pools that no loop uses, before their driver is closed.
+
+        Their ports belong to the process: the next loop that opens one, with any driver, gets them.
+        """
         for pools in _idle_pools(driver).values():
             for pool in pools:
                 pool._close()

@@ -561,13 +561,15 @@ class Reactor:
             armed.queue.watch.armed = None
 
     def _look(self, queues: dict[Ring, None]) -> None:
-        """Query queues whose notifiers have come, and plan anew."""
+        """Query queues whose notifiers have come, and plan anew; poll those in the next turn that the budget leaves."""
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in queues:
                 if budget > 0:
                     budget -= queue.poll(budget, awaited=True)
-                if queue.watch.attended and (budget > 0 or not self._polls_next_turn(queue)):
+                if budget <= 0:
+                    self._polls_next_turn(queue)
+                elif queue.watch.attended:
                     self.plan(queue, queried=True)
 
     def _polls_next_turn(self, queue: Ring) -> bool:

@@ -183,9 +183,9 @@ def first_poll(policy: CompletionPolicy, now: float, predicted: float | None) ->
 def next_look(
     policy: CompletionPolicy, watch: Watch, now: float, *, polls: bool, held_up: bool, waits: int
 ) -> tuple[float, float]:
-    """Return when to query a stream next whose wait is not polled now: a time, and the end of a poll that begins then.
+    """Return when to query a stream next, for a wait that is not polled now.
 
-    The second is 0.0 for a check, a single query.
+    It is (time, 0.0) for a check, a single query, and (begin, end) for a poll.
 
     Parameters
     ----------
@@ -200,10 +200,11 @@ def next_look(
     """
     if watch.armed is None:  # without a notifier, the checks alone find the end
         taken = now - watch.since
+        # Late by at most 1/20 of a wait, 1/12 of a long one; with many waits so rarely that all take 2 % of a core.
         part = LATENESS if taken > LONG_WAIT else LATENESS_UNARMED
         return _on_grid(now, min(SECONDS_PER_WAIT * waits, part * taken), SHORTEST), 0.0
     predicted = watch.predicted
-    repeats = watch.repeats and not held_up
+    repeats = watch.repeats and not held_up  # for checks only: while callbacks are late, predictions still place polls
     shortest = SHORTEST if held_up else step(waits)
     if repeats and now < predicted:
         latest = now + LONGEST  # a poll that begins by then needs no check before it

@@ -392,8 +392,9 @@ class _Poller:
 
     def _alarmed(self, now: float) -> None:
         """Call the functions that are due, and set the alarm for the next one of all."""
-        reached = max(now + self._alarm.early, self._alarm.reached)  # the alarm rings ahead of its time
-        due = [wait for wait, (_, when) in self._waits.items() if when <= reached]
+        # The alarm rings early: by `early`, which may have changed since it was set for `reached`.
+        due_by = max(now + self._alarm.early, self._alarm.reached)
+        due = [wait for wait, (_, when) in self._waits.items() if when <= due_by]
         try:
             for wait in due:
                 if wait in self._waits:  # else an earlier function has ended it
