@@ -191,7 +191,7 @@ class NotifierPool:
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> NotifierPool:
         """Return a pool for a new loop: one that a closed loop has given back, since ports stay, or a new one.
 
-        ``wake`` is called, from any thread, when a tag comes, if the port has no descriptor.
+        ``wake`` is called by any thread when a tag comes, if the port has no descriptor.
         """
         idle = _idle_pools(driver).get(device)
         notifier_pool = idle.pop() if idle else cls(driver, device)
@@ -217,10 +217,7 @@ class NotifierPool:
 
     @staticmethod
     def dismiss(driver: Driver) -> None:
-        """Close the pools that no loop uses, before their driver is closed.
-
-        Their ports belong to the process: the next loop that opens one, with any driver, gets them.
-        """
+        """Close the pools that no loop uses, before their driver is closed. The next loop gets their ports."""
         for pools in _idle_pools(driver).values():
             for pool in pools:
                 pool._close()

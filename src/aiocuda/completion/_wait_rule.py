@@ -199,8 +199,7 @@ def next_look(
         The number of waits of the loop.
     """
     if watch.armed is None:  # without a notifier, the checks alone find the end
-        taken = now - watch.since
-        # Late by at most 1/20 of a wait, 1/12 of a long one; with many waits so rarely that all take 2 % of a core.
+        taken = now - watch.since  # late by 1/20 of it, 1/12 if it is long; or so that all waits take 2 % of a core
         part = LATENESS if taken > LONG_WAIT else LATENESS_UNARMED
         return _on_grid(now, min(SECONDS_PER_WAIT * waits, part * taken), SHORTEST), 0.0
     predicted = watch.predicted
