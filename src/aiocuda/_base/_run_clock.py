@@ -50,7 +50,7 @@ class RunClock:
         return ThreadTimes(seconds, cpu, self._read() if self._began[0] >= self._next else 0.0)
 
     def pause(self) -> None:
-        """The next run begins when `begin` is called."""
+        """Let the next run begin when `begin` is called, not at the end of the last one."""
         self._began = None
 
     def _read(self) -> float:

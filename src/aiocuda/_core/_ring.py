@@ -239,11 +239,9 @@ class Ring:
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
         """Return what other streams have to wait for before they use memory that is freed in this stream now.
 
-        It is the pair of this stream and its last operation; the operation is None if none is unfinished. If the free
-        itself has made this stream wait for uses in others, that wait is newer, and the caller discards the pair.
-
-        Return None in place of the pair if only a new event can tell: other libraries may have enqueued here, or the
-        last operation has no event, or it has a result, which the pair would keep as long as the freed memory.
+        It is this stream and its last operation, or None if none is unfinished. The caller discards it if the free itself
+        has made this stream wait for others. The result is None if only a new event can tell: other libraries may have
+        enqueued, or the operation has no event, or a result, which would live as long as the freed memory.
         """
         pending = self.pending
         if self.obstacles & SHARED:
@@ -535,10 +533,7 @@ class Ring:
             self._after_resolving(estimate, operation, operation, 1, now)
 
     def _resolve_up_to(self, operation: StreamOperation[Any]) -> None:
-        """Resolve an operation that is known to be done, and all before it, without a query.
-
-        This is the general case of `resolve_to`. It resolves as many as this turn of the loop still allows.
-        """
+        """Resolve an operation that is done, and all before it, as many as this turn of the loop still allows."""
         turn = self.reactor_hot.turn
         known = self._count_to(operation)
         most = 1 if known == 1 else min(known, MOST_PER_TURN - turn.inlined)  # awaits of single ones have another limit

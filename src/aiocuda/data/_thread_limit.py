@@ -83,13 +83,15 @@ class ThreadLimit:
         if took < WINDOW:
             return False
         with self._lock:
-            if self._began != began or (self.is_one and threads > 1):  # another thread has compared
-                return False
             counted = self._rows, self._seconds, self._cpu
+            # Looked at last: another thread has compared, or has begun a window, of which it sets the begin first.
+            if self._began != began or (self.is_one and threads > 1):
+                return False
             self._began = None
             return self._compare(*counted, took, now)
 
     def _compare(self, rows: int, seconds: float, cpu: float, took: float, now: float) -> bool:
+        """Decide, from the runs of a window, how many threads decode from now on. Return the result of `note`."""
         rate, each = rows / took, seconds / rows
         if self.is_one and each > max(SLOW_SECONDS, 4 * (self._each or each)):
             self._plan_trial(now)
