@@ -239,8 +239,8 @@ class Ring:
     def last_work(self) -> tuple[int, StreamOperation[Any] | None] | None:
         """Return what other streams have to wait for before they use memory that is freed in this stream now.
 
-        It is this stream and its last operation, or None if none is unfinished. The caller discards it if the free itself
-        has made this stream wait for others. The result is None if only a new event can tell: other libraries may have
+        It is this stream and its last operation, or None if none is unfinished. The caller discards it if the free has
+        made this stream wait for others. The result is None if only a new event can tell: other libraries may have
         enqueued, or the operation has no event, or a result, which would live as long as the freed memory.
         """
         pending = self.pending

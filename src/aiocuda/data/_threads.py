@@ -129,6 +129,7 @@ class LoaderThreads:
     ) -> None:
         self._rows = rows
         self._decoder = decoder
+        self._thread_limit = ThreadLimit(1) if decoder is None else decoder.limit
         self._least = self._limit = threads
         self._lock = threading.Lock()
         self._active = 0  # threads that were woken and have not found the queues empty since
@@ -164,7 +165,8 @@ class LoaderThreads:
         self._unfinished[job] = None
         self._rows.put(job)
         self._wake(job.size)
-        self._watch_the_only_one()
+        if self._thread_limit.is_one:
+            self._watch_the_only_one()
 
     def set_stuck(self, stuck: int) -> None:
         """Have other threads in place of those whose samples have expired. They do not count as busy."""
@@ -178,7 +180,7 @@ class LoaderThreads:
     def _wake(self, most: int) -> None:
         with self._lock:
             count = min(most, self._limit - self._active)
-            if self._is_one and not self._calls:
+            if self._thread_limit.is_one and not self._calls:
                 count = min(count, 1 - self._decoders)
             if count <= 0:
                 return
@@ -194,16 +196,12 @@ class LoaderThreads:
                     self._active -= count - woken
 
     @property
-    def _is_one(self) -> bool:
-        return self._decoder is not None and self._decoder.limit.is_one
-
-    @property
     def _decoders(self) -> int:
         """About the number of threads that decode: without those that make calls, or were woken for them."""
         return self._active - self._calling - len(self._calls)
 
     def _watch_the_only_one(self) -> None:
-        if self._is_one and self._watch is None and self._unfinished:
+        if self._watch is None and self._unfinished:
             assert self._decoder is not None
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(STUCK_SECONDS, self._check_the_only_one, self._decoder.running())
@@ -211,14 +209,19 @@ class LoaderThreads:
     def _check_the_only_one(self, before: dict[tuple[BatchJob, int], int]) -> None:
         """Let all threads decode if one is still in a sample of ``before``, as `ThreadDecoder.running` returns them."""
         self._watch = None
-        if self._is_one and self._decoder is not None and before.keys() & self._decoder.running().keys():
-            self._decoder.limit.end()
+        assert self._decoder is not None
+        if not self._thread_limit.is_one:
+            return
+        if before.keys() & self._decoder.running().keys():
+            self._thread_limit.end()
             self._wake(self._limit)
-        self._watch_the_only_one()
+        else:
+            self._watch_the_only_one()
 
     def _heard(self) -> None:
         self._notified = False
-        self._watch_the_only_one()
+        if self._thread_limit.is_one:
+            self._watch_the_only_one()
         until = time.monotonic() + MOST_SECONDS
         try:
             while self._ended and time.monotonic() < until:
@@ -251,7 +254,7 @@ class LoaderThreads:
                 if self._calls:
                     call = self._calls.popleft()
                     self._calling += 1
-                elif self._rows is not None and (self._decoders <= 1 or not self._is_one):
+                elif self._rows is not None and (self._decoders <= 1 or not self._thread_limit.is_one):
                     threads, rows = self._decoders, self._rows.take()
                     is_idle = rows is None
             if call is None and rows is None:
@@ -272,7 +275,7 @@ class LoaderThreads:
                 self._tell(job)
             if wakes:
                 self._wake(self._limit)
-            if self._is_one and self._watch is None:
+            if self._thread_limit.is_one and self._watch is None:
                 self._notify()  # the loop watches the only one
         else:
             if is_last:
